@@ -1,0 +1,41 @@
+"""Veldt: the lineage of distributed off-policy deep reinforcement learning, from one laptop to a cluster.
+
+run = veldt.train("dqn", env="CartPole-v1", steps=60_000)
+run.evaluate(20).mean_return
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Config", "EnvSpec", "Run", "UserError", "make_env", "recipe", "resume", "train"]
+
+if TYPE_CHECKING:
+    from veldt.envs import make_env
+    from veldt.errors import UserError
+    from veldt.recipes import Config
+    from veldt.recipes import make as recipe
+    from veldt.run import Run, resume, train
+    from veldt.step import EnvSpec
+
+_HOME = {
+    "Config": "veldt.recipes:Config",
+    "EnvSpec": "veldt.step:EnvSpec",
+    "Run": "veldt.run:Run",
+    "UserError": "veldt.errors:UserError",
+    "make_env": "veldt.envs:make_env",
+    "recipe": "veldt.recipes:make",
+    "resume": "veldt.run:resume",
+    "train": "veldt.run:train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used: a process that needs no torch does not load it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'veldt' has no attribute {name!r}")
+    import importlib
+
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

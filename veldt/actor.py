@@ -1,0 +1,206 @@
+"""Actor: steps environments with a policy. Evaluator: an actor with a greedy policy and the newest weights."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from veldt.counters import Counters
+from veldt.envs import EnvLike, Envs, make_env
+from veldt.seeds import derive
+from veldt.tree import Array, Tree
+
+if TYPE_CHECKING:  # an actor under central inference imports no torch
+    from veldt.policy import LocalPolicy, Policy
+
+
+class Actor:
+    """A worker: each `step()` moves every group of environments on by one step, where the policy is ready for it."""
+
+    def __init__(
+        self, env: EnvLike, n: int, policy: Policy, counters: Counters, seed: int, name: str = "actor/0", groups: int = 1
+    ) -> None:
+        self.policy, self.counters, self.seed, self.name = policy, counters, seed, name
+        self.groups = [Group(make_env(env, n)) for _ in range(groups)]
+        self.returns: deque[float] = deque(maxlen=100)
+        self.lengths: deque[int] = deque(maxlen=100)
+        self.episodes = 0
+        self.reset(0)
+
+    def step(self) -> bool:
+        worked = False
+        for number, group in enumerate(self.groups):
+            if group.record is not None and self.policy.send(number, group.record):
+                group.record = None
+            if group.record is None:
+                worked |= self._advance(number, group)
+        return worked
+
+    def reset(self, number: int) -> None:
+        """Begins new episodes everywhere; the environments' seeds follow from the run's seed and `number`."""
+        for index, group in enumerate(self.groups):
+            self.policy.reset(index)
+            group.begin(derive(self.seed, "env", self.name, index, number))
+
+    def cut(self) -> bool:
+        """Ends all running episodes as truncated and flushes them to the store; False: not yet, call again.
+
+        The episodes that this cuts short are left out of the returns. `reset` must follow.
+        """
+        return all([self._cut(number, group) for number, group in enumerate(self.groups)])
+
+    def _cut(self, number: int, group: Group) -> bool:
+        if not group.ending:
+            if group.record is None and not self._advance(number, group):
+                return False
+            assert group.record is not None
+            group.record["last"] = np.ones_like(group.record["last"])
+            if not self.policy.send(number, group.record):
+                return False
+            group.record, group.ending = None, True
+        if not group.ended:
+            group.ended = self.policy.recv(number) is not None
+        return group.ended and self.policy.flush(number)
+
+    def _advance(self, number: int, group: Group) -> bool:
+        """Applies the action that was awaited, if it has come."""
+        out = self.policy.recv(number)
+        if out is None:
+            return False
+        self._apply(group, out["action"])
+        return True
+
+    def _apply(self, group: Group, action: Array) -> None:
+        assert group.previous is not None
+        applied = ~group.previous["last"]  # where the record was last, the action is ignored and a reset follows
+        record = group.envs.step(action)
+        group.previous = group.record = record
+        self.counters.add("env_steps", int(applied.sum()))
+        group.returns += record["reward"]
+        group.lengths += applied
+        group.clean &= record["valid"]
+        if record["last"].any():
+            for lane in np.flatnonzero(record["last"]):
+                if group.clean[lane]:
+                    self.returns.append(float(group.returns[lane]))
+                    self.lengths.append(int(group.lengths[lane]))
+                    self.episodes += 1
+            group.forget(record["last"])
+
+    def metrics(self) -> dict[str, float]:
+        """Returns are those of exploring episodes, the mean of the last 100."""
+        metrics = {"episodes": float(self.episodes), "bad_observations": float(sum(g.envs.bad for g in self.groups))}
+        if self.returns:
+            metrics["train_return"] = float(np.mean(self.returns))
+            metrics["train_length"] = float(np.mean(self.lengths))
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        return {"episodes": self.episodes, "returns": list(self.returns), "lengths": list(self.lengths)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.episodes = int(state["episodes"])
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.envs.close()
+
+
+class Group:
+    """A vector of environments, the record that waits to be sent, and the sums of the running episodes."""
+
+    def __init__(self, envs: Envs) -> None:
+        self.envs = envs
+        self.record: Tree | None = None  # None: sent, the action is awaited
+        self.previous: Tree | None = None  # the newest record
+        self.ending = self.ended = False
+        self.returns = np.zeros(envs.n)
+        self.lengths = np.zeros(envs.n, np.int64)
+        self.clean = np.ones(envs.n, np.bool_)  # no bad observation in this episode
+
+    def begin(self, seed: int) -> None:
+        self.previous = self.record = self.envs.reset(seed)
+        self.ending = self.ended = False
+        self.forget(np.ones(self.envs.n, np.bool_))
+
+    def forget(self, lanes: Array) -> None:
+        self.returns[lanes] = 0
+        self.lengths[lanes] = 0
+        self.clean[lanes] = True
+
+
+class Evaluation(NamedTuple):
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def mean_length(self) -> float:
+        return float(np.mean(self.lengths))
+
+
+def evaluate(envs: Envs, policy: Policy, episodes: int, seed: int, max_steps: int = 1_000_000) -> Evaluation:
+    """Plays whole episodes. Each environment has its share of them, so that short ones are not counted more often."""
+    share = np.array([(episodes + lane) // envs.n for lane in range(envs.n)])
+    returns: list[list[float]] = [[] for _ in range(envs.n)]
+    lengths: list[list[int]] = [[] for _ in range(envs.n)]
+    total, length = np.zeros(envs.n), np.zeros(envs.n, np.int64)
+    policy.reset(0)
+    record = envs.reset(seed)
+    for _ in range(max_steps):
+        assert policy.send(0, record)
+        out = policy.recv(0)
+        assert out is not None
+        previous, record = record, envs.step(out["action"])
+        total += record["reward"]
+        length += ~previous["last"]
+        for lane in np.flatnonzero(record["last"]):
+            if len(returns[lane]) < share[lane]:
+                returns[lane].append(float(total[lane]))
+                lengths[lane].append(int(length[lane]))
+            total[lane], length[lane] = 0, 0
+        if all(len(done) == part for done, part in zip(returns, share, strict=True)):
+            return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane])
+    raise RuntimeError(f"{envs.name}: {episodes} episodes did not end within {max_steps:,} steps of {envs.n} environments")
+
+
+class Evaluator:
+    """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
+
+    def __init__(self, env: EnvLike, policy: LocalPolicy, counters: Counters, every: int, episodes: int, seed: int) -> None:
+        self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
+        self.envs = make_env(env, min(episodes, 16))
+        self.next = every  # env steps
+        self.latest: Evaluation | None = None
+
+    def step(self) -> bool:
+        if self.counters.get("env_steps") < self.next:
+            return False
+        self.next += self.every
+        self.policy.pull()
+        number = self.counters.add("evaluations", 1)
+        self.latest = evaluate(self.envs, self.policy, self.episodes, derive(self.seed, "evaluation", number))
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        """The newest evaluation, once."""
+        latest, self.latest = self.latest, None
+        if latest is None:
+            return {}
+        return {"eval_return": latest.mean_return, "eval_length": latest.mean_length}
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.next = int(state["next"])
+
+    def close(self) -> None:
+        self.envs.close()

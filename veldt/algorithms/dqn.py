@@ -1,0 +1,165 @@
+"""DQN (Mnih et al., Human-level control through deep reinforcement learning, Nature 2015), and what was added to it.
+
+paper                                       here                                 equation
+target y, network copy theta-               `target`, copied by the learner      y = r + gamma max_a' Q(s', a'; theta-)
+error clipped to [-1, 1]                    `huber` (its gradient is the clipped error)
+double DQN (van Hasselt et al. 2016)        `double`                             a' = argmax_a Q(s', a; theta)
+dueling (Wang et al. 2016)                  `dueling`                            Q = V + A - mean A
+n-step returns (Rainbow, Ape-X)             `n`                                  see `returns.n_step`
+prioritized replay (Schaul et al. 2016)     the store's selector; priority |y - Q|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from veldt import callables
+from veldt.algorithms.base import Loss, Tensors
+from veldt.block import Schema, Window, observation
+from veldt.errors import UserError
+from veldt.nets import QHead, QNetwork, features_of, torso_for
+from veldt.returns import NStep, n_step
+from veldt.step import EnvSpec, is_observation
+from veldt.tree import Array, Spec, Tree, spec
+
+
+@dataclass(frozen=True)
+class DQN:
+    gamma: float = 0.99
+    """Discount of a reward one step later."""
+    n: int = 1
+    """Steps of reward before the bootstrap."""
+    double: bool = False
+    """Choose the bootstrap action with the online network."""
+    dueling: bool = False
+    """Split the last layer into value and advantages."""
+    huber: bool = True
+    """Huber loss, that is, errors clipped to [-1, 1]; otherwise squared."""
+    history: int = 1
+    """Observations stacked for the network, the current one included."""
+    clip_reward: float = 0.0
+    """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
+    hidden: tuple[int, ...] = (128, 128)
+    """Hidden layers for vector observations; images get the Nature CNN."""
+    network_from: str = ""
+    """`module:callable` that makes the network from an EnvSpec, instead of the built-in one."""
+    stacked: tuple[str, ...] = ()
+    """Keys of a Dict observation that history stacks (none given: all)."""
+
+    @property
+    def window(self) -> Window:
+        return Window(history=self.history, lookahead=self.n)
+
+    def check(self, env: EnvSpec) -> None:
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise UserError(f"dqn needs a Discrete action space, but {env.name} has {env.action_space}.")
+        if self.n < 1 or self.history < 1 or not 0 <= self.gamma <= 1:
+            raise UserError(f"dqn needs n >= 1, history >= 1 and 0 <= gamma <= 1, not {self}.")
+        for key in self.stacked:
+            if f"obs/{key}" not in env.observation:
+                known = ", ".join(name.removeprefix("obs/") for name in env.observation)
+                raise UserError(f"{env.name} has no observation {key!r} to stack, only {known}.")
+
+    def extras(self, env: EnvSpec) -> Spec:
+        return {"q": spec((), np.float32), "v": spec((), np.float32)}  # of the action taken; the largest
+
+    def state(self, env: EnvSpec) -> Spec:
+        return {}
+
+    def network(self, env: EnvSpec) -> nn.Module:
+        if not self.network_from:
+            torso = torso_for(env, self.history, self.stacked, self.hidden)
+            return QNetwork(torso, QHead(features_of(torso), env.n_actions, self.dueling))
+        make = callables.find(self.network_from)
+        if make is None:
+            raise UserError(f"There is no {self.network_from!r} to make a network with.")
+        net: nn.Module = make(env)
+        blank = {name: np.zeros((2, self.history, *c.shape), c.dtype) for name, c in env.step.items()}
+        with torch.no_grad():
+            q = net(self.observe({name: torch.from_numpy(x) for name, x in blank.items()}, self.history - 1))
+        if tuple(q.shape) != (2, env.n_actions):
+            raise UserError(
+                f"The network of {self.network_from} must map [B, ...] observations to [B, {env.n_actions}] action values; "
+                f"for B = 2 it gave {list(q.shape)}."
+            )
+        return net
+
+    def observe(self, rows: Tensors, at: int) -> Tensor | dict[str, Tensor]:
+        """What the network sees at row `at` of rows [B, T, ...]."""
+        out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked)
+        return out
+
+    def act(
+        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
+    ) -> tuple[Tree, Tensors]:
+        """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random action."""
+        q = net(self.observe(rows, self.history - 1)).cpu().numpy()  # [n, actions]
+        n, actions = q.shape
+        action = q.argmax(1)
+        v = q[np.arange(n), action]
+        random = rng.random((2, n))
+        action = np.where(random[0] < explore, (random[1] * actions).astype(np.int64), action)
+        return {"action": action, "q": q[np.arange(n), action], "v": v}, state
+
+    def priority(self, columns: Tree, schema: Schema) -> Array | None:
+        """|y - Q| from the values recorded while acting; the bootstrap is their max_a Q."""
+        step = self._returns(columns["reward"], columns["discount"], columns["last"])
+        rows = np.arange(step.m.shape[-1])
+        v_t = np.take_along_axis(columns["v"], rows + step.m, axis=-1)
+        td = step.reward + step.discount * v_t - columns["q"][..., : len(rows)]
+        before = schema.window.before
+        return np.asarray(np.abs(td[..., before : before + schema.fresh]) + 1e-6)
+
+    def loss(self, net: nn.Module, target: nn.Module, rows: Tensors, starts: Tensors, weights: Tensor) -> Loss:
+        # Row `at` is s_tm1, where the action was taken; reward and discount of arriving at later rows make the return,
+        # and row at + m is s_t, where the return is bootstrapped.
+        at = self.history - 1
+        step = self._returns(rows["reward"][:, at:], rows["discount"][:, at:], rows["last"][:, at:])
+        a_tm1 = rows["action"][:, at]
+        q_tm1 = net(self.observe(rows, at)).gather(1, a_tm1[:, None])[:, 0]  # [B]
+        with torch.no_grad():
+            s_t = self._bootstrap(rows, at, step)
+            q_t = target(s_t)
+            chooser = net(s_t) if self.double else q_t
+            v_t = q_t.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
+            y = step.reward[:, 0] + step.discount[:, 0] * v_t
+        td = y - q_tm1
+        error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * td.square()
+        loss = (weights * error).mean()
+        return Loss({"": loss}, td.detach().abs() + 1e-6, {"loss": loss.detach(), "q_mean": q_tm1.detach().mean()})
+
+    def _returns(self, reward: Array | Tensor, discount: Array | Tensor, last: Array | Tensor) -> NStep:
+        if self.clip_reward:
+            reward = reward.clip(-self.clip_reward, self.clip_reward)
+        return n_step(reward, discount, last, self.n, self.gamma)
+
+    def _bootstrap(self, rows: Tensors, at: int, step: NStep) -> Tensor | dict[str, Tensor]:
+        """The observations at row at + m. Where m < n and the episode terminated, any will do: the discount is 0."""
+        if self.n == 1:
+            return self.observe(rows, at + 1)
+        m, discount = step.m[:, 0], step.discount[:, 0]
+        if self.history == 1:
+            index = torch.arange(len(m), device=m.device)
+            picked = {name: x[index, at + m][:, None] for name, x in rows.items() if is_observation(name)}
+            return self.observe(picked, 0)
+        s_t = self.observe(rows, at + self.n)
+        cut = (m < self.n) & (discount > 0)  # truncated: rare
+        for k in range(1, self.n):
+            short = torch.nonzero(cut & (m == k))[:, 0]
+            if len(short):
+                s_t = _put(s_t, short, self.observe({name: x[short] for name, x in rows.items()}, at + k))
+        return s_t
+
+
+def _put(whole: Tensor | dict[str, Tensor], index: Tensor, part: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    if isinstance(whole, dict):
+        assert isinstance(part, dict)
+        return {name: x.index_copy(0, index, part[name]) for name, x in whole.items()}
+    assert isinstance(part, Tensor)
+    return whole.index_copy(0, index, part)

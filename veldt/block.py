@@ -1,0 +1,147 @@
+"""Block: an immutable run of consecutive steps of one environment. Window: what a loss reads of it.
+
+    block rows   [ before | K fresh steps | after ]        before = history - 1 + burn_in
+    window rows  [ before | length | lookahead ]           after  = length - stride + lookahead
+
+A window that starts at fresh step o trains the rows of steps o ... o + length - 1. Starts are multiples of the stride,
+so a block has K / stride of them. Context missing at the ends of a stream is padding with valid=False.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from veldt.step import is_observation
+from veldt.tree import Array, Layout, Spec, Tree, namespace
+
+
+@dataclass(frozen=True)
+class Window:
+    history: int = 1  # the current row and history - 1 before it
+    burn_in: int = 0
+    length: int = 1
+    lookahead: int = 0
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.history >= 1 and self.burn_in >= 0 and self.lookahead >= 0, self
+        assert 1 <= self.stride <= self.length, self
+
+    @property
+    def before(self) -> int:
+        return self.history - 1 + self.burn_in
+
+    @property
+    def after(self) -> int:
+        return self.length - self.stride + self.lookahead
+
+    @property
+    def rows(self) -> int:
+        """T, the rows that one sample of this window has."""
+        return self.before + self.length + self.lookahead
+
+    def block_rows(self, fresh: int) -> int:
+        assert fresh > 0 and fresh % self.stride == 0, (fresh, self)
+        return self.before + fresh + self.after
+
+    def starts(self, fresh: int) -> int:
+        return fresh // self.stride
+
+
+class Schema:
+    """The shape of every block of a run: columns for each row, columns for each window start, the window, and K."""
+
+    def __init__(self, rows: Spec, window: Window, fresh: int, starts: Spec | None = None) -> None:
+        self.layout = Layout(rows)
+        self.start_layout = Layout(starts or {})
+        self.window = window
+        self.fresh = fresh
+        self.rows = window.block_rows(fresh)  # R
+        self.starts = window.starts(fresh)  # S
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one block."""
+        return self.rows * self.layout.nbytes + self.starts * self.start_layout.nbytes
+
+
+class BlockId(NamedTuple):
+    """Names a block once and for all: a block sent twice is recognised by it."""
+
+    actor: int
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Storages of steps and of window starts; `items[s]` says whether the s-th start can be trained on."""
+
+    id: BlockId
+    schema: Schema
+    rows: Tree  # [before + K + after]
+    starts: Tree  # [K / stride], recurrent state before the first row after the history
+    items: Array  # bool [K / stride]
+
+    def columns(self) -> Tree:
+        return self.schema.layout.columns(self.rows)
+
+
+def trainable(valid: Any, last: Any, lookahead: int) -> Any:
+    """Which steps can be learned from: [..., T] -> [..., T - lookahead], numpy or torch.
+
+    A step trains if it took an action (not last, not padding) and the rows its return needs are there: `lookahead`
+    valid rows, or fewer if the episode ends within them.
+    """
+    size = valid.shape[-1] - lookahead
+    reaches = valid[..., lookahead : lookahead + size]
+    for k in range(lookahead - 1, 0, -1):
+        row = slice(k, k + size)
+        reaches = valid[..., row] & (last[..., row] | reaches)
+    return valid[..., :size] & ~last[..., :size] & reaches
+
+
+def window_items(valid: Array, last: Array, window: Window, fresh: int) -> Array:
+    """Which window starts of block rows [..., R] hold at least one trainable step: bool [..., fresh / stride]."""
+    steps = trainable(valid, last, window.lookahead)[..., window.before :]
+    items = np.zeros((*valid.shape[:-1], window.starts(fresh)), np.bool_)
+    for j in range(window.length):
+        items |= steps[..., j : j + fresh : window.stride]
+    return items
+
+
+def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
+    """The rows at-history+1 ... at of x [B, T, ...] as [B, history, ...], numpy or torch.
+
+    What lies before the episode's first row, or beyond a row that is not valid, reads as zero.
+    """
+    x = x[:, at - history + 1 : at + 1]
+    if history == 1:
+        return x
+    xp = namespace(x)
+    same = xp.ones_like(first[:, :history])  # [B, history], same[j]: row j belongs to the episode of the row `at`
+    for j in range(history - 2, -1, -1):
+        row = at - history + 1 + j
+        same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]
+    if xp is np and same.all():
+        return x
+    return x * same.reshape(*same.shape, *[1] * (x.ndim - 2))
+
+
+def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = ()) -> Any:
+    """What a network sees at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation.
+
+    Shapes are [B, *space.shape], and [B, history, *space.shape] for stacked keys when history > 1. `stacked` names the
+    keys of a Dict observation that history stacks; none given means all.
+    """
+    out = {}
+    for name in filter(is_observation, rows):
+        key = name.removeprefix("obs/")
+        if history > 1 and (not stacked or key in stacked):
+            out[key] = stack_history(rows[name], rows["first"], rows["valid"], at, history)
+        else:
+            out[key] = rows[name][:, at]
+    return out["obs"] if "obs" in rows else out

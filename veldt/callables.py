@@ -1,0 +1,43 @@
+"""Names for functions, so that a config file can hold them: `module:attribute`.
+
+A function that cannot be imported by name (a lambda, or one of an interactive session) is known to this process alone,
+under the name `local:qualname`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from veldt.errors import UserError
+
+LOCAL = "local"
+_local: dict[str, Callable[..., Any]] = {}
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
+    if module and module != "__main__" and "<" not in name:
+        return f"{module}:{name}"
+    _local[name] = function
+    return f"{LOCAL}:{name}"
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """The callable that `module:attribute` names; None if the module has no such attribute."""
+    module, _, attribute = name.rpartition(":")
+    if module == LOCAL:
+        if attribute not in _local:
+            raise UserError(
+                f"{name!r} was passed from Python and cannot be imported; start this run from Python again, or put the "
+                "function in a module and name it module:function."
+            )
+        return _local[attribute]
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{name!r}: {module} cannot be imported ({error}); is it on the Python path?") from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    return found if callable(found) else None

@@ -1,0 +1,9 @@
+"""Environments: `make_env` turns a Gymnasium id, `module:callable` or a callable into a vector of environments that emits
+step records."""
+
+from __future__ import annotations
+
+from veldt.envs import small as small  # registers the built-in environments
+from veldt.envs.vector import EnvError, EnvLike, Envs, make_env
+
+__all__ = ["EnvError", "EnvLike", "Envs", "make_env"]

@@ -1,0 +1,198 @@
+"""Small environments with known answers, registered as `veldt/Name-v0`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from veldt.tree import Array
+
+Reset = tuple[Array, dict[str, Any]]
+Step = tuple[Array, float, bool, bool, dict[str, Any]]
+
+
+class Chain(gym.Env[Array, np.int64]):
+    """States 0 ... n-1 in a row; right leads on, left leads back. Reward 1 on reaching the end, which terminates.
+
+    The optimal value of state s is gamma^(n-2-s).
+    """
+
+    def __init__(self, n: int = 8) -> None:
+        self.n, self.state = n, 0
+        self.observation_space = spaces.Box(0, 1, (n,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.state = 0
+        return self._see(), {}
+
+    def step(self, action: np.int64) -> Step:
+        self.state = self.state + 1 if action == 1 else max(0, self.state - 1)
+        done = self.state == self.n - 1
+        return self._see(), float(done), done, False, {}
+
+    def _see(self) -> Array:
+        return np.asarray(np.eye(self.n)[self.state], np.float32)
+
+
+class DeepSea(gym.Env[Array, np.int64]):
+    """An n x n grid that one falls through, one row a step (Osband et al. 2020). Moving right costs 0.01/n; a treasure
+    of 1 lies in the last column of the last row. Which action moves right differs from cell to cell, so undirected
+    exploration finds the treasure with probability 2^-n."""
+
+    def __init__(self, n: int = 10, mapping_seed: int = 0) -> None:
+        self.n, self.row, self.column = n, 0, 0
+        self.right = np.random.default_rng(mapping_seed).integers(0, 2, (n, n))  # the action that moves right
+        self.observation_space = spaces.Box(0, 1, (n * n,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.row, self.column = 0, 0
+        return self._see(), {}
+
+    def step(self, action: np.int64) -> Step:
+        right = action == self.right[self.row, self.column]
+        reward = -0.01 / self.n if right else 0.0
+        if right and self.column == self.n - 1:
+            reward += 1.0
+        self.column = min(self.n - 1, self.column + 1) if right else max(0, self.column - 1)
+        self.row += 1
+        return self._see(), reward, self.row == self.n, False, {}
+
+    def _see(self) -> Array:
+        cells = np.zeros(self.n * self.n, np.float32)
+        if self.row < self.n:
+            cells[self.row * self.n + self.column] = 1
+        return cells
+
+
+class Catch(gym.Env[Array, np.int64]):
+    """A ball falls through a rows x columns grid of pixels onto a paddle: +1 caught, -1 missed. The optimum is 1."""
+
+    def __init__(self, rows: int = 10, columns: int = 5) -> None:
+        self.rows, self.columns = rows, columns
+        self.ball = self.paddle = self.row = 0
+        self.observation_space = spaces.Box(0, 255, (rows, columns), np.uint8)
+        self.action_space = spaces.Discrete(3)  # left, stay, right
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.ball, self.paddle, self.row = int(self.np_random.integers(self.columns)), self.columns // 2, 0
+        return self._see(), {}
+
+    def step(self, action: np.int64) -> Step:
+        self.paddle = min(max(self.paddle + int(action) - 1, 0), self.columns - 1)
+        self.row += 1
+        done = self.row == self.rows - 1
+        return self._see(), (1.0 if self.paddle == self.ball else -1.0) if done else 0.0, done, False, {}
+
+    def _see(self) -> Array:
+        screen = np.zeros((self.rows, self.columns), np.uint8)
+        screen[self.row, self.ball] = screen[-1, self.paddle] = 255
+        return screen
+
+
+class BlindCliffwalk(gym.Env[Array, np.int64]):
+    """n states; in each one of two actions leads on and the other off the cliff (Schaul et al. 2016, section 3.1).
+
+    Reward 1 after n right steps in a row, else 0; every end is terminal. Random play succeeds once in 2^n episodes. The
+    value of the right action in state s is gamma^(n-1-s), of the wrong one 0.
+    """
+
+    def __init__(self, n: int = 12) -> None:
+        self.n, self.state = n, 0
+        self.observation_space = spaces.Box(0, 1, (n,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def right(self, state: int) -> int:
+        """The action that leads on; it alternates, so that one bias cannot solve the walk."""
+        return state % 2
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.state = 0
+        return self._see(), {}
+
+    def step(self, action: np.int64) -> Step:
+        if action != self.right(self.state):
+            return np.zeros(self.n, np.float32), 0.0, True, False, {}
+        self.state += 1
+        done = self.state == self.n
+        return self._see(), float(done), done, False, {}
+
+    def _see(self) -> Array:
+        return np.asarray(np.eye(self.n + 1, self.n)[self.state], np.float32)
+
+
+class Counter(gym.Env[Array, np.int64]):
+    """An oracle: any one of its records can be checked alone.
+
+    The observation is (env, episode, t, action that led here), where env is the seed it was last reset with. Rewards,
+    lengths and endings are known functions of these. Episodes have 1 to `longest` steps; some terminate, some are
+    truncated.
+    """
+
+    def __init__(self, longest: int = 12) -> None:
+        self.longest = longest
+        self.env_id, self.episode, self.t = 0, -1, 0
+        self.observation_space = spaces.Box(0, 2**62, (4,), np.int64)
+        self.action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.env_id, self.episode = seed, -1
+        self.episode, self.t = self.episode + 1, 0
+        return np.array([self.env_id, self.episode, 0, 0], np.int64), {}
+
+    def step(self, action: np.int64) -> Step:
+        self.t += 1
+        done = self.t == Counter.length(self.env_id, self.episode, self.longest)
+        terminal = done and Counter.terminates(self.env_id, self.episode)
+        obs = np.array([self.env_id, self.episode, self.t, action], np.int64)
+        return obs, Counter.reward(*obs.tolist()), terminal, done and not terminal, {}
+
+    @staticmethod
+    def mix(*numbers: int) -> int:
+        """A hash of small integers, the same on every machine."""
+        h = 0x9E3779B97F4A7C15
+        for x in numbers:
+            h = ((h ^ (x + 1)) * 0xBF58476D1CE4E5B9) % 2**64
+            h ^= h >> 29
+        return h
+
+    @staticmethod
+    def length(env: int, episode: int, longest: int) -> int:
+        """Actions in an episode; one in four has but a single one."""
+        h = Counter.mix(env, episode, 1)
+        return 1 if h % 4 == 0 else 1 + (h >> 8) % longest
+
+    @staticmethod
+    def terminates(env: int, episode: int) -> bool:
+        return Counter.mix(env, episode, 2) % 2 == 0
+
+    @staticmethod
+    def reward(env: int, episode: int, t: int, action: int) -> float:
+        """Received on arriving at t by this action: an integer in -8 ... 8, 0 at t = 0."""
+        return float(Counter.mix(env, episode, t, action) % 17 - 8) if t else 0.0
+
+    @staticmethod
+    def record(obs: Array, longest: int = 12) -> dict[str, Any]:
+        """What the step record with this observation must say."""
+        env, episode, t, action = (int(x) for x in obs)
+        last = t == Counter.length(env, episode, longest)
+        return {
+            "reward": Counter.reward(env, episode, t, action),
+            "discount": 0.0 if last and Counter.terminates(env, episode) else 1.0,
+            "first": t == 0,
+            "last": last,
+        }
+
+
+for _name, _limit in (("Chain", 100), ("DeepSea", None), ("Catch", None), ("BlindCliffwalk", None), ("Counter", None)):
+    gym.register(f"veldt/{_name}-v0", entry_point=f"veldt.envs.small:{_name}", max_episode_steps=_limit)

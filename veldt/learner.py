@@ -1,0 +1,174 @@
+"""Learner: samples windows, takes a gradient step, writes priorities back, publishes weights."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from veldt import optim, params
+from veldt.algorithms.base import Algorithm, Loss, Tensors
+from veldt.counters import Counters
+from veldt.params import Params, Weights
+from veldt.step import EnvSpec
+from veldt.store import Sample, Store
+from veldt.tree import Tree
+
+log = logging.getLogger("veldt")
+BAD_IN_A_ROW = 10  # updates with a loss that is not finite before the run stops
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    batch: int = 64
+    """Items in one update."""
+    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    """rmsprop is the papers' one, centred, with epsilon inside the square root."""
+    lr: float = 1e-3
+    """Learning rate."""
+    eps: float = 1e-5
+    """Epsilon of the optimizer."""
+    decay: float = 0.95
+    """Decay of RMSProp's averages."""
+    momentum: float = 0.0
+    """Momentum of RMSProp."""
+    clip_norm: float = 10.0
+    """The gradient's norm is clipped to this; 0: not clipped."""
+    target_every: int = 100
+    """Updates between two copies to the target network."""
+    publish_every: int = 4
+    """Updates between two publications of the weights."""
+    trim_every: int = 100
+    """Updates between two trims of the store to its capacity."""
+
+
+class Diverged(RuntimeError):
+    """The loss was not finite many times in a row."""
+
+
+class Learner:
+    """A worker: each `step()` is one update, or False if the store says "not now"."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: EnvSpec,
+        store: Store,
+        params_: Params,
+        counters: Counters,
+        config: LearnerConfig,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
+        self.algorithm, self.store, self.params, self.counters = algorithm, store, params_, counters
+        self.config, self.device = config, torch.device(device)
+        torch.manual_seed(seed)
+        self.net = algorithm.network(env).to(self.device)
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        self.vector, self.target_vector = params.flatten(self.net), params.flatten(self.target)
+        self.gradient = params.flatten_gradients(self.net)
+        self.optimizers: dict[str, optim.Optimizer] = {}  # by group of parameters, made when its loss is first seen
+        self.steps = 0
+        self.bad = 0  # updates skipped because something was not finite
+        self._bad_in_a_row = 0
+        self._latest: dict[str, torch.Tensor] = {}
+        self._publish()
+
+    def step(self) -> bool:
+        sample = self.store.sample(self.config.batch)
+        if sample is None:
+            return False
+        loss = self.algorithm.loss(
+            self.net, self.target, self._device(sample.rows), self._device(sample.starts), self._weights(sample)
+        )
+        if self._update(loss):
+            self.store.update(sample.keys, loss.priorities.cpu().numpy())
+        self.steps = self.counters.add("learner_steps", 1)
+        if self.steps % self.config.target_every == 0:
+            self.target_vector.copy_(self.vector)
+        if self.steps % self.config.publish_every == 0:
+            self._publish()
+        if self.steps % self.config.trim_every == 0:
+            self.store.trim()
+        return True
+
+    def cut(self) -> bool:
+        """At a checkpoint everyone has the newest weights, as after a resume."""
+        self._publish()
+        return True
+
+    def _update(self, loss: Loss) -> bool:
+        """One optimizer step; a gradient that is not finite changes nothing but a counter."""
+        self.gradient.zero_()
+        for number, (group, value) in enumerate(loss.losses.items()):
+            inputs = [p for name, p in self.net.named_parameters() if name.startswith(group)] if group else None
+            value.backward(retain_graph=number + 1 < len(loss.losses), inputs=inputs)  # type: ignore[no-untyped-call]
+        norm = float(torch.linalg.vector_norm(self.gradient))
+        if not np.isfinite(norm):
+            self._skip()
+            return False
+        self._bad_in_a_row = 0
+        if self.config.clip_norm and norm > self.config.clip_norm:
+            self.gradient.mul_(self.config.clip_norm / norm)
+        for group in loss.losses:
+            if group not in self.optimizers:
+                self.optimizers[group] = self._optimizer(group)
+            self.optimizers[group].step(self.config.lr)
+        self._latest = loss.metrics
+        return True
+
+    def _skip(self) -> None:
+        self.bad += 1
+        self._bad_in_a_row += 1
+        log.warning("learner: update %d skipped, its gradient is not finite", self.steps + 1)
+        if self._bad_in_a_row >= BAD_IN_A_ROW:
+            raise Diverged(
+                f"learner: {BAD_IN_A_ROW} updates in a row were not finite; lower learner.lr, or look at the rewards "
+                "and observations (the last checkpoint is from before)"
+            )
+
+    def _optimizer(self, group: str) -> optim.Optimizer:
+        where, config = params.group_slice(self.net, group), self.config
+        weights, gradient = self.vector[where], self.gradient[where]
+        if config.optimizer == "adam":
+            return optim.Adam(weights, gradient, config.eps)
+        if config.optimizer == "rmsprop":
+            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum)
+        return optim.SGD(weights, gradient)
+
+    def _device(self, tree: Tree) -> Tensors:
+        return {name: torch.from_numpy(x).to(self.device) for name, x in tree.items()}
+
+    def _weights(self, sample: Sample) -> torch.Tensor:
+        return torch.from_numpy(sample.weights).to(self.device)
+
+    def _publish(self) -> None:
+        self.params.publish(Weights(self.steps, self.vector.cpu().numpy()))
+
+    def metrics(self) -> dict[str, float]:
+        return {"skipped_updates": float(self.bad)} | {name: float(x) for name, x in self._latest.items()}
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
+        state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
+        for group, optimizer in self.optimizers.items():
+            state |= {f"optimizer/{group}/{name}": x for name, x in optimizer.state().items()}
+        return state | {"steps": self.steps, "bad": self.bad, "torch_rng": torch.get_rng_state().numpy()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        params.restore(self.net, _under("weights/", state))
+        params.restore(self.target, _under("target/", state))
+        for name in sorted({key.split("/")[1] for key in state if key.startswith("optimizer/")}):
+            self.optimizers[name] = self._optimizer(name)
+            self.optimizers[name].load_state(_under(f"optimizer/{name}/", state))
+        self.steps, self.bad = int(state["steps"]), int(state["bad"])
+        torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
+        self._publish()
+
+
+def _under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

@@ -1,0 +1,71 @@
+"""At what rate a store takes in and gives out. `False` means "not now": the caller keeps its data and asks again.
+
+Deadlock-free by construction: each limiter refuses inserts and samples at the same time in no state it can reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Limiter(Protocol):
+    def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool: ...
+    def can_sample(self, items: int, size: int, inserted: int, sampled: int) -> bool: ...
+
+
+@dataclass(frozen=True)
+class MinSize:
+    """Samples wait for `min_size` items; inserts never wait."""
+
+    min_size: int = 1
+
+    def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        return True
+
+    def can_sample(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        return size >= max(1, self.min_size)
+
+
+@dataclass(frozen=True)
+class SamplesPerInsert:
+    """Holds error = ratio * (inserted - min_size) - sampled within [-tolerance, tolerance].
+
+    Samples wait until `min_size` items are there. Both sides could wait for each other only if the tolerance were narrower
+    than half of one insert plus one sample, so it must cover two blocks and one batch.
+    """
+
+    ratio: float
+    min_size: int
+    tolerance: float
+
+    @classmethod
+    def for_run(cls, ratio: float, min_size: int, burst: int, batch: int) -> SamplesPerInsert:
+        """The tightest tolerance for inserts that come `burst` items at a time and samples of `batch`."""
+        return cls(ratio, min_size, tolerance=2 * ratio * burst + batch)
+
+    def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        if size < self.min_size:
+            return True
+        return self.ratio * (inserted + items - self.min_size) - sampled <= self.tolerance
+
+    def can_sample(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        if size < max(1, self.min_size):
+            return False
+        return self.ratio * (inserted - self.min_size) - (sampled + items) >= -self.tolerance
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Inserts wait while `capacity` items or more are unread, samples until a whole batch is there.
+
+    The capacity must be at least one batch. The last insert may exceed it, by less than one block.
+    """
+
+    capacity: int
+
+    def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        return size < self.capacity
+
+    def can_sample(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        return size >= items

@@ -1,0 +1,276 @@
+"""What a run tells: metrics as JSON lines and TensorBoard events, a log file, and the screen.
+
+A full disk never stops training: a line that cannot be written is dropped, and that is said once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from veldt.errors import UserError
+from veldt.store import format_bytes
+
+log = logging.getLogger("veldt")
+
+
+class Sink(Protocol):
+    def write(self, line: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line; every line has time_s, env_steps and learner_steps. A line cut short by a kill is removed."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            data = path.read_bytes()
+            with open(path, "r+b") as file:
+                file.truncate(data.rfind(b"\n") + 1)
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, line: dict[str, Any]) -> None:
+        finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
+        os.write(self._handle, (json.dumps(finite) + "\n").encode())
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file. After a resume, what came after its checkpoint and was done again is left out."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if "resumed_from" in line:
+            lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
+        lines.append(line)
+    return lines
+
+
+class TensorBoard:
+    """Scalars in TensorBoard's own file format: length, masked CRC of it, a protobuf Event, masked CRC of that.
+
+    Written by hand, because importing a writer takes longer than starting a run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.veldt"
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._event(_field(3, b"brain.Event:2"))
+
+    def write(self, line: dict[str, Any]) -> None:
+        values = b""
+        for name, x in line.items():
+            if isinstance(x, int | float) and name not in ("env_steps", "time_s"):
+                values += _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", x))
+        self._event(b"\x10" + _varint(int(line["env_steps"])) + _field(5, values))
+
+    def _event(self, body: bytes) -> None:
+        body = b"\x09" + struct.pack("<d", time.time()) + body
+        length = struct.pack("<Q", len(body))
+        self._file.write(length + _masked_crc(length) + body + _masked_crc(body))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _varint(n: int) -> bytes:
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC = _crc_table()
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+class Wandb:
+    """Weights & Biases, if the user asked for it."""
+
+    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError("log.wandb needs Weights & Biases; install it with: pip install 'veldt[wandb]'.") from None
+        self._run = wandb.init(project="veldt", name=directory.name, dir=str(directory), config=config)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._run.log(line, step=int(line["env_steps"]))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Metrics:
+    """Passes each line on to every sink."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self.sinks = sinks
+        self._failed = False
+
+    def write(self, line: dict[str, Any]) -> None:
+        for sink in self.sinks:
+            try:
+                sink.write(line)
+            except OSError as error:
+                if not self._failed:
+                    log.error("metrics cannot be written (%s); training goes on without them", error)
+                self._failed = True
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+class Screen:
+    """A live table on a terminal, plain lines elsewhere."""
+
+    def __init__(self, title: str, steps: int, quiet: bool = False) -> None:
+        self.title, self.steps, self.quiet = title, steps, quiet
+        self.console = Console(stderr=False)
+        self._live: Live | None = None
+        self._best_eval: float | None = None
+        self._latest: dict[str, Any] = {}
+        if not quiet and self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._latest |= {key: x for key, x in line.items() if x is not None}
+        if self._live is not None:
+            self._live.update(self._table(self._latest))
+        elif not self.quiet:
+            self.console.print(self._text(line), highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _rows(self, line: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        def number(key: str, form: str = ",.0f") -> str:
+            return format(line[key], form) if key in line else "-"
+
+        yield "env steps", f"{number('env_steps')} of {self.steps:,}"
+        yield "learner steps", number("learner_steps")
+        yield "greedy return", number("eval_return", ".1f")
+        yield "exploring return", number("train_return", ".1f")
+        yield "env steps/s", number("env_steps_per_s")
+        yield "learner steps/s", number("learner_steps_per_s")
+        yield "replay ratio", number("replay_ratio", ".2f")
+        yield "store", f"{number('store_items')} items, {format_bytes(line.get('store_bytes', 0))}"
+        yield "loss", number("loss", ".4g")
+        yield "epsilon", number("epsilon", ".3f")
+        yield "time left", format_seconds(line.get("left_s"))
+
+    def _table(self, line: dict[str, Any]) -> Table:
+        table = Table(title=self.title, title_justify="left", show_header=False, min_width=44)
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+        for name, value in self._rows(line):
+            table.add_row(name, value)
+        for name in ("bad_observations", "skipped_updates"):
+            if line.get(name):
+                table.add_row(name.replace("_", " "), f"[red]{line[name]:,.0f}[/red]")
+        return table
+
+    def _text(self, line: dict[str, Any]) -> str:
+        if "resumed_from" in line:
+            return f"resumed from learner step {line['resumed_from']:,}"
+        done = 100 * line["env_steps"] / self.steps
+        parts = [f"{done:3.0f} %  {line['env_steps']:>9,} steps"]
+        for name, key, form in (
+            ("greedy", "eval_return", ".1f"),
+            ("exploring", "train_return", ".1f"),
+            ("loss", "loss", ".3g"),
+            ("epsilon", "epsilon", ".2f"),
+            ("env/s", "env_steps_per_s", ",.0f"),
+            ("updates/s", "learner_steps_per_s", ",.0f"),
+            ("ratio", "replay_ratio", ".1f"),
+            ("stored", "store_items", ",.0f"),
+        ):
+            if key in line:
+                parts.append(f"{name} {format(line[key], form)}")
+        return "  ".join([*parts, f"left {format_seconds(line.get('left_s'))}"])
+
+
+def format_seconds(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class SafeFileHandler(logging.FileHandler):
+    """A log file that a full disk cannot turn into tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+
+@contextmanager
+def log_to(path: Path, quiet: bool = False) -> Iterator[None]:
+    """The package's log goes to this file, and warnings to stderr too."""
+    file = SafeFileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handlers: list[logging.Handler] = [file]
+    if not quiet:
+        screen = logging.StreamHandler(sys.stderr)
+        screen.setLevel(logging.WARNING)
+        screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handlers.append(screen)
+    level = log.level
+    log.setLevel(logging.INFO)
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+        log.setLevel(level)

@@ -1,0 +1,104 @@
+"""Optimizers on one flat vector: Adam, and the two RMSProps of the papers.
+
+Plain tensor operations: `torch.optim` takes over a second to import its compiler, and its RMSProp adds epsilon outside the
+square root where DQN's and A3C's add it inside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from veldt.tree import Array
+
+
+class Optimizer(Protocol):
+    def step(self, lr: float) -> None: ...
+    def state(self) -> dict[str, Array]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Adam:
+    """Kingma and Ba 2015, as in `torch.optim.Adam`."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        self.weights, self.gradient, self.eps, self.betas = weights, gradient, eps, betas
+        self.mean = torch.zeros_like(gradient)
+        self.square = torch.zeros_like(gradient)
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        b1, b2 = self.betas
+        self.steps += 1
+        self.mean.lerp_(self.gradient, 1 - b1)
+        self.square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
+        scale = math.sqrt(1 - b2**self.steps)
+        # lr * (mean / c1) / (sqrt(square) / scale + eps), with both sides multiplied by scale
+        denominator = self.square.sqrt().add_(self.eps * scale)
+        self.weights.addcdiv_(self.mean, denominator, value=-lr * scale / (1 - b1**self.steps))
+
+    def state(self) -> dict[str, Array]:
+        return {"mean": _host(self.mean), "square": _host(self.square), "steps": np.array(self.steps)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.mean.copy_(torch.from_numpy(state["mean"]))
+        self.square.copy_(torch.from_numpy(state["square"]))
+        self.steps = int(state["steps"])
+
+
+class RMSProp:
+    """delta = lr * g / sqrt(E[g^2] - E[g]^2 + eps), epsilon inside the root (Mnih et al. 2015; not centred: A3C)."""
+
+    def __init__(
+        self, weights: Tensor, gradient: Tensor, eps: float, decay: float, momentum: float = 0.0, centered: bool = True
+    ) -> None:
+        self.weights, self.gradient = weights, gradient
+        self.eps, self.decay, self.momentum, self.centered = eps, decay, momentum, centered
+        self.mean = torch.zeros_like(gradient)
+        self.square = torch.zeros_like(gradient)
+        self.velocity = torch.zeros_like(gradient)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        self.square.mul_(self.decay).addcmul_(self.gradient, self.gradient, value=1 - self.decay)
+        spread = self.square
+        if self.centered:
+            self.mean.lerp_(self.gradient, 1 - self.decay)
+            spread = self.square.addcmul(self.mean, self.mean, value=-1)
+        step = self.gradient / spread.add(self.eps).sqrt_()
+        if self.momentum:
+            step = self.velocity.mul_(self.momentum).add_(step)
+        self.weights.add_(step, alpha=-lr)
+
+    def state(self) -> dict[str, Array]:
+        return {"mean": _host(self.mean), "square": _host(self.square), "velocity": _host(self.velocity)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in ("mean", "square", "velocity"):
+            getattr(self, name).copy_(torch.from_numpy(state[name]))
+
+
+class SGD:
+    """weights -= lr * gradient."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor) -> None:
+        self.weights, self.gradient = weights, gradient
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        self.weights.add_(self.gradient, alpha=-lr)
+
+    def state(self) -> dict[str, Array]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _host(tensor: Tensor) -> Array:
+    return np.array(tensor.cpu().numpy())

@@ -1,0 +1,137 @@
+"""Policy: where inference happens. A policy takes step records and gives actions; a Recorder is one that wraps another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from veldt.algorithms.base import Algorithm
+from veldt.counters import Counters
+from veldt.params import Params, flatten
+from veldt.step import EnvSpec, is_observation
+from veldt.tree import Array, Tree
+
+Explore = Callable[[int], float | Array]  # env steps -> how much to explore, 0 is greedy; one number or one an environment
+
+
+class Policy(Protocol):
+    """policy.send(group, step)          # records [n] of the environments of one group
+    actions = policy.recv(group)      # None: not yet, step another group meanwhile
+    """
+
+    def send(self, group: int, step: Tree) -> bool: ...  # False: not now, keep it and try again
+    def recv(self, group: int) -> Tree | None: ...  # actions, and what the algorithm records beside them
+    def flush(self, group: int) -> bool: ...  # True: all that was recorded is in the store
+    def reset(self, group: int) -> None: ...  # a new incarnation: drop partial blocks, zero state
+
+
+class LocalPolicy:
+    """Inference in this process, with the newest weights that `params` has."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: EnvSpec,
+        params: Params,
+        counters: Counters,
+        explore: Explore,
+        seed: int,
+        refresh: int = 1,  # steps between two looks for newer weights
+        device: str = "cpu",
+    ) -> None:
+        self.algorithm, self.env, self.params, self.counters = algorithm, env, params, counters
+        self.explore, self.refresh, self.device = explore, refresh, device
+        self.rng = np.random.default_rng(seed)
+        self.net = algorithm.network(env).to(device).requires_grad_(False)
+        self.vector = flatten(self.net)
+        self.version = -1
+        self.steps = 0
+        self.epsilon = 0.0
+        self._history: dict[int, History] = {}
+        self._state: dict[int, dict[str, torch.Tensor]] = {}
+        self._ready: dict[int, Tree] = {}
+
+    def send(self, group: int, step: Tree) -> bool:
+        if self.steps % self.refresh == 0:
+            self.pull()
+        self.steps += 1
+        n = len(step["first"])
+        if group not in self._history:
+            self._history[group] = History(self.env, self.algorithm.window.history, n)
+            self._state[group] = {
+                name: torch.zeros(n, *column.shape, device=self.device)
+                for name, column in self.algorithm.state(self.env).items()
+            }
+        rows = self._history[group].append(step)
+        explore = np.broadcast_to(np.asarray(self.explore(self.counters.get("env_steps"))), (n,))
+        self.epsilon = float(explore.mean())
+        with torch.inference_mode():
+            tensors = {name: torch.from_numpy(x).to(self.device) for name, x in rows.items()}
+            out, state = self.algorithm.act(self.net, tensors, self._before(group, step), explore, self.rng)
+        self._state[group] = state
+        self._ready[group] = out
+        return True
+
+    def recv(self, group: int) -> Tree | None:
+        return self._ready.pop(group, None)
+
+    def flush(self, group: int) -> bool:
+        return True
+
+    def reset(self, group: int) -> None:
+        self.pull()
+        self._history.pop(group, None)
+        self._state.pop(group, None)
+        self._ready.pop(group, None)
+
+    def pull(self) -> None:
+        newer = self.params.pull(self.version)
+        if newer is not None:
+            self.version = newer.version
+            self.vector.copy_(torch.from_numpy(newer.vector.copy()))
+
+    def _before(self, group: int, step: Tree) -> dict[str, torch.Tensor]:
+        """The recurrent state before this step: zero where an episode begins."""
+        state = self._state[group]
+        if state and step["first"].any():
+            begins = torch.from_numpy(step["first"]).to(self.device)
+            for tensor in state.values():
+                tensor[begins] = 0
+        return state
+
+    def metrics(self) -> dict[str, float]:
+        return {"epsilon": self.epsilon} if self.epsilon else {}
+
+    def state(self) -> dict[str, Any]:
+        return {"rng": self.rng.bit_generator.state, "steps": self.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        self.steps = int(state["steps"])
+
+
+class History:
+    """The last `history` records of n environments, as rows [n, history, ...] that a window function can read."""
+
+    def __init__(self, env: EnvSpec, history: int, n: int) -> None:
+        self.history, self.at = history, history - 1
+        room = 1 if history == 1 else 8 * history
+        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid")}
+        self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
+
+    def append(self, step: Tree) -> Tree:
+        if self.history == 1:
+            names = [name for name in step if is_observation(name) or name in ("first", "valid")]
+            return {name: step[name][:, None] for name in names}
+        keep = self.history - 1
+        if self.at == self.rows["first"].shape[1]:  # full: the newest rows go back to the start
+            for row in self.rows.values():
+                row[:, :keep] = row[:, -keep:]
+            self.at = keep
+        for name, row in self.rows.items():
+            row[:, self.at] = step[name]
+        self.at += 1
+        return {name: row[:, self.at - self.history : self.at] for name, row in self.rows.items()}

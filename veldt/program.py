@@ -1,0 +1,81 @@
+"""Program: what runs, and what talks to what. A topology fills one; a runtime runs it.
+
+    program = Program()
+    store = program.add("store", Replay, schema, ...)
+    program.add("learner", Learner, algorithm, env, store, ..., on="store")
+
+`add` returns a Ref. Refs are passed as plain arguments: whoever builds the node puts the object, or a way to reach it, in
+their place. Nothing is built before the runtime starts.
+
+Nodes are of two kinds. A *worker* has `step() -> bool` (did it do any work?); the runtime owns the loop. A *service* has
+methods that others call, and never blocks. Both may have `metrics()`, `state()` and `load_state()`, `close()`, and
+`cut() -> bool`, which prepares for a checkpoint (False: not yet).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Ref(NamedTuple):
+    """Stands for a node in the arguments of another."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    build: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    on: str | None = None  # the node whose process this one shares
+    gpus: float = 0
+    restart: bool = True  # a worker that dies is started again
+
+
+@dataclass
+class Program:
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def add(
+        self,
+        name: str,
+        build: Callable[..., Any],
+        *args: Any,
+        on: str | Ref | None = None,
+        gpus: float = 0,
+        restart: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
+        assert name not in self.nodes, f"two nodes are named {name}"
+        place = on.name if isinstance(on, Ref) else on
+        assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
+        for ref in _refs((args, kwargs)):
+            assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
+        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, restart)
+        return Ref(name)
+
+
+def _refs(value: Any) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [ref for part in value for ref in _refs(part)]
+    if isinstance(value, dict):
+        return _refs(list(value.values()))
+    return []
+
+
+def resolve(value: Any, nodes: dict[str, Any]) -> Any:
+    """The value with every Ref replaced by what `nodes` has under its name."""
+    if isinstance(value, Ref):
+        return nodes[value.name]
+    if type(value) in (list, tuple):
+        return type(value)(resolve(part, nodes) for part in value)
+    if type(value) is dict:
+        return {key: resolve(part, nodes) for key, part in value.items()}
+    return value

@@ -1,0 +1,243 @@
+"""Recipes: named settings that are known to work. A config is everything a run depends on.
+
+    config = recipes.make("dqn", env="CartPole-v1", seed=3)
+
+Numbers for Atari are the paper's (Mnih et al. 2015, extended data table 1); those for small tasks were tuned here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from veldt.algorithms.dqn import DQN
+from veldt.block import Schema
+from veldt.errors import UserError, did_you_mean
+from veldt.learner import LearnerConfig
+from veldt.limiters import Limiter, SamplesPerInsert
+from veldt.selectors import Prioritized, Selector, Uniform
+from veldt.step import EnvSpec
+from veldt.store import Size, plan_size
+from veldt.tree import Array
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    envs: int = 8
+    """Environments stepped together."""
+    block: int = 8
+    """Fresh steps in a block: how many an environment collects before the store sees them."""
+    epsilon: float = 1.0
+    """Part of the actions that is random at the start."""
+    epsilon_end: float = 0.05
+    """The same at the end of the decay."""
+    epsilon_steps: int = 10_000
+    """Env steps over which epsilon falls linearly."""
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    capacity: str = "50_000"
+    """Steps (100_000) or bytes (2GB)."""
+    slack: float = 0.0
+    """By how much the capacity may be exceeded until the learner trims."""
+    selector: Literal["uniform", "prioritized"] = "uniform"
+    """How items are drawn."""
+    alpha: float = 0.6
+    """Prioritized: exponent of the priorities."""
+    beta: float = 0.4
+    """Prioritized: exponent of the importance weights."""
+    min_size: int = 1_000
+    """Items before learning starts."""
+    samples_per_insert: float = 32.0
+    """How often an item is drawn on average: updates per env step = samples_per_insert / batch."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    every: int = 5_000
+    """Env steps between two evaluations; 0: none."""
+    episodes: int = 10
+    """Greedy episodes of one evaluation."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 10_000
+    """Env steps between two checkpoints; 0: only one at the end. Each ends the running episodes as truncated."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: float = 1.0
+    """Seconds between two lines of metrics."""
+    wandb: bool = False
+    """Send metrics to Weights & Biases too."""
+
+
+@dataclass(frozen=True)
+class Config:
+    recipe: str = "dqn"
+    """The recipe that this config began as."""
+    env: str = "CartPole-v1"
+    """A Gymnasium id, or module:callable."""
+    steps: int = 60_000
+    """Env steps in all: actions applied, over all environments."""
+    seed: int = 0
+    """Everything random follows from it."""
+    runtime: Literal["inline"] = "inline"
+    """Where the nodes run."""
+    device: str = "cpu"
+    """Where the learner's tensors live: cpu or cuda."""
+    threads: int = 1
+    """Threads for tensor operations."""
+    algorithm: DQN = field(default_factory=DQN)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def check(self) -> None:
+        """Raises a UserError for numbers that cannot work."""
+        positive = {
+            "steps": self.steps,
+            "threads": self.threads,
+            "actor.envs": self.actor.envs,
+            "actor.block": self.actor.block,
+            "learner.batch": self.learner.batch,
+            "learner.target_every": self.learner.target_every,
+            "learner.publish_every": self.learner.publish_every,
+            "learner.trim_every": self.learner.trim_every,
+            "learner.lr": self.learner.lr,
+            "store.samples_per_insert": self.store.samples_per_insert,
+            "eval.episodes": self.eval.episodes,
+            "checkpoint.keep": self.checkpoint.keep,
+            "log.every": self.log.every,
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                raise UserError(f"{name} must be greater than 0, not {value}.")
+        not_negative = {
+            "seed": self.seed,
+            "store.min_size": self.store.min_size,
+            "store.slack": self.store.slack,
+            "eval.every": self.eval.every,
+            "checkpoint.every": self.checkpoint.every,
+        }
+        for name, value in not_negative.items():
+            if not value >= 0:
+                raise UserError(f"{name} must not be negative, but it is {value}.")
+
+    def schema(self, env: EnvSpec) -> Schema:
+        rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}
+        return Schema(rows, self.algorithm.window, self.actor.block, self.algorithm.state(env))
+
+    def store_size(self, schema: Schema) -> Size:
+        size = plan_size(self.store.capacity, schema, self.store.slack)
+        least = max(self.store.min_size, self.learner.batch)
+        if size.capacity < least:
+            raise UserError(
+                f"A store of {size.capacity:,} items never holds the {least:,} that learning starts with; raise "
+                "store.capacity or lower store.min_size."
+            )
+        return size
+
+    def selector(self, leaves: int) -> Selector:
+        if self.store.selector == "prioritized":
+            return Prioritized(leaves, self.store.alpha, self.store.beta)
+        return Uniform(leaves)
+
+    def limiter(self, schema: Schema) -> Limiter:
+        burst = self.actor.envs * schema.starts
+        return SamplesPerInsert.for_run(self.store.samples_per_insert, self.store.min_size, burst, self.learner.batch)
+
+    def explore(self, env_steps: int) -> float | Array:
+        """Epsilon after so many env steps of the run."""
+        actor = self.actor
+        part = min(1.0, env_steps / max(1, actor.epsilon_steps))
+        return actor.epsilon + part * (actor.epsilon_end - actor.epsilon)
+
+    def greedy(self, env_steps: int) -> float | Array:
+        return np.zeros(())
+
+
+def dqn(env: str) -> Config:
+    """DQN (Mnih et al. 2015): one process, uniform replay, a target network. Tuned for CartPole; the paper's numbers for Atari."""
+    if env.startswith("ALE/") or "NoFrameskip" in env:
+        return Config(
+            recipe="dqn",
+            env=env,
+            steps=50_000_000,
+            algorithm=DQN(gamma=0.99, history=4, clip_reward=1.0),
+            actor=ActorConfig(envs=8, block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
+            store=StoreConfig(capacity="1_000_000", min_size=50_000, samples_per_insert=8.0),
+            learner=LearnerConfig(
+                batch=32,
+                optimizer="rmsprop",
+                lr=2.5e-4,
+                eps=0.01,
+                decay=0.95,
+                momentum=0.95,
+                clip_norm=0.0,
+                target_every=10_000,
+            ),
+            eval=EvalConfig(every=250_000, episodes=10),
+            checkpoint=CheckpointConfig(every=250_000),
+        )
+    return Config(recipe="dqn", env=env)
+
+
+RECIPES: dict[str, Callable[[str], Config]] = {"dqn": dqn}
+
+
+def make(recipe: str, env: str = "CartPole-v1", **overrides: Any) -> Config:
+    """The config of a recipe, with overrides by dotted name: `make("dqn", "CartPole-v1", **{"learner.lr": 1e-4})`."""
+    if recipe not in RECIPES:
+        known = ", ".join(RECIPES)
+        raise UserError(f"There is no recipe {recipe!r}.{did_you_mean(recipe, RECIPES) or f' There are: {known}.'}")
+    config: Config = override(RECIPES[recipe](env), overrides)
+    return config
+
+
+def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
+    """A copy of a (nested) dataclass with some fields replaced; names may be dotted or values nested dicts."""
+    nested: dict[str, dict[str, Any]] = {}
+    flat: dict[str, Any] = {}
+    fields = {f.name: f for f in dataclasses.fields(config)}
+    for name, value in values.items():
+        head, _, tail = str(name).partition(".")
+        if head not in fields:
+            raise UserError(f"There is no setting {prefix}{head!r}.{did_you_mean(head, fields)}")
+        if dataclasses.is_dataclass(getattr(config, head)):
+            if not tail and not isinstance(value, dict):
+                raise UserError(f"{prefix}{head} is a group of settings; name one of them, as in {prefix}{head}.x.")
+            nested.setdefault(head, {}).update({tail: value} if tail else value)
+        else:
+            flat[head] = _typed(f"{prefix}{head}", value, getattr(config, head))
+    for head, part in nested.items():
+        flat[head] = override(getattr(config, head), part, f"{prefix}{head}.")
+    return dataclasses.replace(config, **flat)
+
+
+def _typed(name: str, value: Any, like: Any) -> Any:
+    """The value with the type of the field's present one, where nothing is lost by that."""
+    if isinstance(like, bool) or isinstance(value, bool):
+        if isinstance(value, bool) and isinstance(like, bool):
+            return value
+    elif isinstance(like, float) and isinstance(value, int | float):
+        return float(value)
+    elif isinstance(like, int) and isinstance(value, int | float) and int(value) == value:
+        return int(value)
+    elif isinstance(like, tuple) and isinstance(value, list | tuple):
+        return tuple(value)
+    elif isinstance(like, str) and isinstance(value, str | int):
+        return str(value)
+    raise UserError(f"{name} must be a {type(like).__name__}, not {value!r}.")

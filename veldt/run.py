@@ -1,0 +1,379 @@
+"""A run: its directory, training in it, resuming it, and evaluating what it learned.
+
+    run = veldt.train("dqn", env="CartPole-v1", steps=60_000)
+    run.evaluate(20).mean_return
+
+The directory holds config.yaml, metrics.jsonl, TensorBoard events, log.txt and checkpoints/. Training in a directory that
+has a checkpoint goes on from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from veldt import callables, params, recipes
+from veldt.actor import Evaluation, evaluate
+from veldt.checkpoint import Checkpoint, Checkpoints, exclusive
+from veldt.counters import Counters
+from veldt.envs import EnvLike, make_env
+from veldt.errors import UserError
+from veldt.log import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
+from veldt.params import LatestParams
+from veldt.policy import LocalPolicy
+from veldt.program import Program
+from veldt.recipes import Config
+from veldt.runtime import Inline, Nodes, Runtime
+from veldt.seeds import derive
+from veldt.step import EnvSpec
+from veldt.store import Size, available_memory, check_memory, format_bytes
+from veldt.topologies.single import single
+
+log = logging.getLogger("veldt")
+
+RUNTIMES: dict[str, Callable[[], Runtime]] = {"inline": Inline}
+MAY_CHANGE = {"steps", "log.every", "log.wandb", "checkpoint.keep", "threads", "device", "eval.episodes"}  # on resume
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path / "config.yaml")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path / "metrics.jsonl")
+
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep)
+
+    def policy(self) -> LocalPolicy:
+        """The greedy policy of the last weights."""
+        config = self.config
+        checkpoint = self.checkpoints().load()
+        if checkpoint is None:
+            raise UserError(f"{self.path} has no checkpoint yet; train it first.")
+        env = make_env(config.env).spec
+        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), config.greedy, seed=0)
+        params.restore(policy.net, checkpoint.weights())
+        return policy
+
+    def evaluate(self, episodes: int = 20, seed: int = 0) -> Evaluation:
+        """Greedy episodes of the last weights."""
+        if episodes < 1:
+            raise UserError(f"episodes must be greater than 0, not {episodes}.")
+        envs = make_env(self.config.env, min(episodes, 20))
+        try:
+            return evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"))
+        finally:
+            envs.close()
+
+    def weights_hash(self) -> str:
+        """sha256 of the last weights, by name and value."""
+        checkpoint = self.checkpoints().load()
+        assert checkpoint is not None, self.path
+        digest = hashlib.sha256()
+        for name, array in sorted(checkpoint.weights().items()):
+            digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
+
+
+def train(
+    recipe: str | Config,
+    env: EnvLike | None = None,
+    run: str | Path | None = None,
+    network: Callable[[EnvSpec], torch.nn.Module] | None = None,
+    quiet: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Trains until `steps` env steps are done, and returns the run. If the directory has a checkpoint, goes on from it.
+
+    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
+    """
+    if network is not None:
+        overrides["algorithm.network_from"] = callables.name_of(network)
+    name = callables.name_of(env) if callable(env) else env
+    if isinstance(recipe, Config):
+        config = recipes.override(recipe, overrides | ({"env": name} if name else {}))
+    else:
+        config = recipes.make(recipe, name or "CartPole-v1", **overrides)
+    config.check()
+    return Session(config, Path(run) if run else default_directory(config), quiet).run()
+
+
+def resume(run: str | Path, quiet: bool = False, **overrides: Any) -> Run:
+    """Goes on with a run from its last checkpoint."""
+    path = Path(run)
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
+    config = recipes.override(load_config(path / "config.yaml"), overrides)
+    config.check()
+    return Session(config, path, quiet).run()
+
+
+def default_directory(config: Config) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.env)
+    stem = f"{config.recipe}-{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("runs") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path
+
+
+def load_config(path: Path) -> Config:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"There is no {path}.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold settings by name, as config.yaml of a run does.")
+    recipe = str(values.get("recipe", "dqn"))
+    config: Config = recipes.override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
+    return config
+
+
+class Session:
+    """One stretch of training, from start or checkpoint to the end or an interruption."""
+
+    def __init__(self, config: Config, path: Path, quiet: bool) -> None:
+        self.config, self.path, self.quiet = config, path, quiet
+        self.interrupted = 0  # signal number
+        self.began = self.last_line = self.rates_at = time.monotonic()
+        self.earlier_s = 0.0  # of the sessions before this one
+        self.number = 0  # of the last checkpoint
+        self.evaluations = 0
+        self.rates_from = {"env_steps": 0, "learner_steps": 0}
+        self.restored = False
+        self.cost_s = 0.0  # spent on the last checkpoint
+
+    def run(self) -> Run:
+        config = self.config
+        envs = make_env(config.env)
+        env = envs.spec
+        envs.close()
+        config.algorithm.check(env)
+        size = config.store_size(config.schema(env))
+        check_memory(size, available_memory())
+        program = Program()
+        single(program, config, env)
+        torch.set_num_threads(config.threads)
+        parameters = sum(p.numel() for p in config.algorithm.network(env).parameters())
+        self._claim()
+        try:
+            with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
+                self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
+                self.checkpoint = self.checkpoints.load()
+                self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
+                self._introduce(env, size, parameters)
+                self._write_config()
+                self.metrics = Metrics(self._sinks())
+                try:
+                    with self._signals():
+                        RUNTIMES[config.runtime]().run(program, self.until)
+                finally:
+                    self.metrics.close()
+                    self.screen.close()
+                self._conclude()
+        except BaseException:
+            log.info("stopped by an error", exc_info=True)
+            raise
+        if self.interrupted:
+            raise Interrupted(self.interrupted, self.path)
+        return Run(self.path)
+
+    def until(self, nodes: Nodes) -> bool:
+        """Asked between two rounds: checkpoints and logs where they are due; True when the run is over."""
+        if not self.restored:
+            self._restore(nodes)
+        steps = nodes.count("env_steps")
+        done = steps >= self.config.steps
+        if done or self.interrupted:
+            if steps > self.saved_at:
+                self._log(nodes)
+                self._save(nodes, scheduled=done)
+            return True
+        if steps >= self.next_checkpoint:
+            self._save(nodes, scheduled=True)
+        due = time.monotonic() - self.last_line >= self.config.log.every
+        if due or nodes.count("evaluations") != self.evaluations:
+            self._log(nodes)
+        return False
+
+    def _restore(self, nodes: Nodes) -> None:
+        self.restored = True
+        self.saved_at = 0
+        if self.checkpoint is not None:
+            manifest = self.checkpoint.manifest
+            self.checkpoints.restore(self.checkpoint, nodes)
+            self.number, self.earlier_s = self.checkpoint.number, float(manifest["time_s"])
+            self.saved_at = nodes.count("env_steps")
+            nodes.reset(self.number)
+            line = {**self._when(nodes), "resumed_from": nodes.count("learner_steps")}
+            self.metrics.write(line)
+        self.evaluations = nodes.count("evaluations")
+        self.rates_from = {name: nodes.count(name) for name in self.rates_from}
+        self.rates_at = time.monotonic()
+        self._schedule(nodes.count("env_steps"))
+
+    def _schedule(self, steps: int) -> None:
+        every = self.config.checkpoint.every
+        self.next_checkpoint = (steps // every + 1) * every if every else float("inf")
+
+    def _save(self, nodes: Nodes, scheduled: bool) -> None:
+        """A checkpoint is also a cut: see `Exact resume` in docs/decisions.md."""
+        began = time.monotonic()
+        nodes.cut()
+        self.number += 1
+        when = self._when(nodes)
+        saved = self.checkpoints.save(self.number, nodes, {**when, "scheduled": scheduled})
+        nodes.reset(self.number)
+        self.saved_at = when["env_steps"]
+        self._schedule(when["env_steps"])
+        if saved:
+            log.info("checkpoint %d at %d env steps, %.3f s", self.number, self.saved_at, time.monotonic() - began)
+
+    def _when(self, nodes: Nodes) -> dict[str, Any]:
+        time_s = self.earlier_s + time.monotonic() - self.began
+        return {
+            "time_s": round(time_s, 3),
+            "env_steps": nodes.count("env_steps"),
+            "learner_steps": nodes.count("learner_steps"),
+        }
+
+    def _log(self, nodes: Nodes) -> None:
+        now = time.monotonic()
+        line = self._when(nodes) | nodes.metrics()
+        for name, before in self.rates_from.items():
+            line[f"{name}_per_s"] = (line[name] - before) / max(1e-9, now - self.rates_at)
+        if line.get("store_inserted"):
+            line["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
+        line["left_s"] = (self.config.steps - line["env_steps"]) / max(1e-9, line["env_steps_per_s"])
+        if now - self.rates_at >= self.config.log.every:
+            self.rates_from = {name: line[name] for name in self.rates_from}
+            self.rates_at = now
+        self.last_line = now
+        self.evaluations = nodes.count("evaluations")
+        self.metrics.write(line)
+
+    def _claim(self) -> None:
+        """Makes the directory, or finds that it belongs to this config."""
+        file = self.path / "config.yaml"
+        if file.exists():
+            theirs, ours = flat(load_config(file)), flat(self.config)
+            different = [name for name in ours if theirs[name] != ours[name] and name not in MAY_CHANGE]
+            if different:
+                name = different[0]
+                raise UserError(
+                    f"{self.path} belongs to another config: {name} is {theirs[name]} there and {ours[name]} here; choose "
+                    "another --run, or give the settings it was started with."
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / ".lock").touch()
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); choose another --run.") from None
+
+    def _write_config(self) -> None:
+        aside = self.path / ".aside-config.yaml"
+        try:
+            aside.write_text(yaml.safe_dump(as_plain(self.config), sort_keys=False))
+            os.replace(aside, self.path / "config.yaml")
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); choose another --run.") from None
+
+    def _sinks(self) -> list[Sink]:
+        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
+        if self.config.log.wandb:
+            sinks.append(Wandb(self.path, as_plain(self.config)))
+        return sinks
+
+    def _introduce(self, env: EnvSpec, size: Size, parameters: int) -> None:
+        config, say = self.config, self.screen.say
+        seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())
+        say(f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}")
+        say(f"network: {parameters:,} parameters on {config.device}; history {config.algorithm.history}")
+        say(f"store: {size.capacity:,} items, {format_bytes(size.nbytes)} when full ({config.store.selector})")
+        say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
+        log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(size.nbytes))
+        if self.checkpoint is not None:
+            manifest = self.checkpoint.manifest
+            say(f"resuming from checkpoint {self.checkpoint.number} at {manifest['env_steps']:,} env steps")
+
+    def _conclude(self) -> None:
+        if self.interrupted:
+            self.screen.say(f"Stopped; a checkpoint is written. Go on with: veldt resume {self.path}")
+        else:
+            self.screen.say(f"Done. Evaluate with: veldt eval {self.path}")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C or SIGTERM: one last checkpoint, then the end. A second one ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: Any) -> None:
+            if self.interrupted:
+                os._exit(128 + number)
+            self.interrupted = number
+            self.screen.say("Stopping after a last checkpoint; once more to stop at once.")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by a signal, after a last checkpoint."""
+
+    def __init__(self, number: int, path: Path) -> None:
+        super().__init__(f"stopped by signal {number}; {path} can be resumed")
+        self.code = 128 + number
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A config as dotted names and values."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            out |= flat(value, f"{prefix}{field.name}.")
+        else:
+            out[f"{prefix}{field.name}"] = value
+    return out
+
+
+def as_plain(config: Any) -> dict[str, Any]:
+    """A config as nested dicts of numbers, strings and lists, for YAML."""
+    plain = dataclasses.asdict(config)
+
+    def lists(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: lists(part) for key, part in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    out: dict[str, Any] = lists(plain)
+    return out

@@ -1,0 +1,75 @@
+"""Inline: all nodes in one thread, round-robin. For tests, debugging, exact reproducibility, and plain DQN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from veldt.program import Program, resolve
+from veldt.runtime.base import Nodes, Stuck
+
+
+class Inline:
+    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
+        objects: dict[str, Any] = {}
+        try:
+            for node in program.nodes.values():
+                objects[node.name] = node.build(*resolve(node.args, objects), **resolve(node.kwargs, objects))
+            nodes = InlineNodes(objects)
+            while not until(nodes):
+                nodes.step()
+        finally:
+            for thing in objects.values():
+                if hasattr(thing, "close"):
+                    thing.close()
+
+
+class InlineNodes:
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self.objects = objects
+        self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
+        self._counters = objects["counters"]
+
+    def step(self) -> None:
+        """One round: every worker once. In one thread, a round without work means that none will ever come."""
+        worked = False
+        for worker in self._workers.values():
+            worked |= worker.step()
+        if not worked:
+            raise Stuck(f"none of {', '.join(self._workers)} can do any work; look at the store's limiter and capacity")
+
+    def count(self, name: str) -> int:
+        count: int = self._counters.get(name)
+        return count
+
+    def metrics(self) -> dict[str, float]:
+        return {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}
+
+    def cut(self) -> None:
+        """The store may say "not now" to the flushed blocks: then the other workers go on until it takes them."""
+        waiting = self._with("cut")
+        while True:
+            waiting = {name: thing for name, thing in waiting.items() if not thing.cut()}
+            if not waiting:
+                return
+            others = [worker.step() for name, worker in self._workers.items() if name not in waiting]
+            if not any(others):
+                raise Stuck(f"{', '.join(waiting)} cannot bring its blocks into the store; look at its limiter")
+
+    def reset(self, number: int) -> None:
+        for thing in self.objects.values():
+            if hasattr(thing, "cut") and hasattr(thing, "reset"):
+                thing.reset(number)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return {name: thing.state() for name, thing in self._with("state").items()}
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        for name, thing in self._with("load_state").items():
+            thing.load_state(state[name])
+
+    def stores(self) -> dict[str, Any]:
+        return self._with("load_blocks")
+
+    def _with(self, method: str) -> dict[str, Any]:
+        return {name: thing for name, thing in self.objects.items() if hasattr(thing, method)}

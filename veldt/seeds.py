@@ -1,0 +1,13 @@
+"""One seed a run; every random stream of it has a name."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+
+def derive(seed: int, *path: str | int) -> int:
+    """The seed of the stream `path`: the same for the same names, unrelated for different ones."""
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
+    return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0] >> 1)

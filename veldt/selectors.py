@@ -1,0 +1,138 @@
+"""Which items a store draws, and how likely each was.
+
+Items are leaves: integers below `leaves`. A leaf that holds no item has no mass in any selector. Every selector keeps one
+float64 number for each leaf, `mass`, and that alone is what a checkpoint saves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from veldt.sumtree import SumTree
+from veldt.tree import Array
+
+
+class Draw(NamedTuple):
+    leaves: Array  # int64 [n]
+    probability: Array  # float64 [n]
+
+
+class Selector(Protocol):
+    once: bool  # an item is gone when drawn: the store is a queue
+
+    def insert(self, leaves: Array, priorities: Array | None) -> None: ...
+    def remove(self, leaves: Array) -> None: ...
+    def update(self, leaves: Array, priorities: Array) -> None: ...
+    def draw(self, n: int, rng: np.random.Generator) -> Draw: ...
+    def weights(self, draw: Draw, size: int) -> Array: ...
+    def save(self) -> Array: ...
+    def load(self, mass: Array, order: Array) -> None: ...
+    def check_valid(self, items: Array) -> None: ...
+
+
+class Prioritized:
+    """P(i) = p_i^alpha / sum_j p_j^alpha; w_i = (N P(i))^-beta, divided by the largest of the batch (Schaul et al. 2016).
+
+    Draws are stratified: one from each of n equal segments of the total mass. A missing priority reads as the largest
+    seen so far.
+    """
+
+    once = False
+
+    def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4) -> None:
+        self.alpha, self.beta = alpha, beta
+        self.tree = SumTree(leaves)
+        self.largest = 1.0  # mass, that is p^alpha
+
+    def insert(self, leaves: Array, priorities: Array | None) -> None:
+        if priorities is None:
+            self.tree.set(leaves, np.full(len(leaves), self.largest))
+        else:
+            self.update(leaves, priorities)
+
+    def update(self, leaves: Array, priorities: Array) -> None:
+        check_priorities(priorities)
+        # An item is never lost to a priority of zero: it would have no mass and could not be drawn again.
+        mass = np.maximum(priorities.astype(np.float64), 1e-12) ** self.alpha
+        self.tree.set(leaves, mass)
+        if len(mass):
+            self.largest = max(self.largest, float(mass.max()))
+
+    def remove(self, leaves: Array) -> None:
+        self.tree.set(leaves, np.zeros(len(leaves)))
+
+    def draw(self, n: int, rng: np.random.Generator) -> Draw:
+        leaves = self.tree.draw((np.arange(n) + rng.random(n)) / n)
+        return Draw(leaves, self.tree[leaves] / self.tree.total)
+
+    def weights(self, draw: Draw, size: int) -> Array:
+        weights: Array = (size * draw.probability) ** -self.beta
+        return np.asarray(weights / weights.max(), np.float32)
+
+    def save(self) -> Array:
+        return np.append(self.tree[:], self.largest)
+
+    def load(self, mass: Array, order: Array) -> None:
+        self.tree.rebuild(mass[:-1])
+        self.largest = float(mass[-1])
+
+    def check_valid(self, items: Array) -> None:
+        self.tree.check_valid()
+        assert ((self.tree[:] > 0) == items).all()
+
+
+class Uniform(Prioritized):
+    """Every item equally likely: priorities to the power zero."""
+
+    def __init__(self, leaves: int) -> None:
+        super().__init__(leaves, alpha=0.0, beta=0.0)
+
+
+class Fifo:
+    """Every item once, oldest first."""
+
+    once = True
+
+    def __init__(self, leaves: int) -> None:
+        self.leaves = leaves
+        self.queue: deque[int] = deque()
+
+    def insert(self, leaves: Array, priorities: Array | None) -> None:
+        self.queue.extend(leaves.tolist())
+
+    def update(self, leaves: Array, priorities: Array) -> None:
+        check_priorities(priorities)
+
+    def remove(self, leaves: Array) -> None:
+        """Only the oldest leave a queue, whether they were drawn or not."""
+        gone = set(leaves.tolist())
+        while self.queue and self.queue[0] in gone:
+            self.queue.popleft()
+
+    def draw(self, n: int, rng: np.random.Generator) -> Draw:
+        assert n <= len(self.queue), (n, len(self.queue))
+        probability = np.full(n, 1.0 / len(self.queue))
+        return Draw(np.array([self.queue.popleft() for _ in range(n)], np.int64), probability)
+
+    def weights(self, draw: Draw, size: int) -> Array:
+        return np.ones(len(draw.leaves), np.float32)
+
+    def save(self) -> Array:
+        mass = np.zeros(self.leaves)
+        mass[list(self.queue)] = 1.0
+        return mass
+
+    def load(self, mass: Array, order: Array) -> None:
+        """`order` lists all leaves, oldest first."""
+        self.queue = deque(order[mass[order] > 0].tolist())
+
+    def check_valid(self, items: Array) -> None:
+        assert sorted(self.queue) == np.flatnonzero(items).tolist()
+
+
+def check_priorities(priorities: Array) -> None:
+    if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+        raise ValueError(f"store: priorities must be finite and not negative, got {priorities}")

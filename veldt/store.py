@@ -1,0 +1,328 @@
+"""Store: blocks, a selector that draws their items, a limiter that sets the rate, and a capacity.
+
+Blocks lie in a ring of slots, oldest first. Block number `serial` is in slot serial % slots; its s-th window start is leaf
+slot * S + s of the selector, and the key serial * S + s of whoever sampled it: a key whose block is gone is stale, and
+is ignored and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import psutil
+
+from veldt.block import Block, Schema
+from veldt.errors import UserError
+from veldt.limiters import Limiter
+from veldt.selectors import Selector
+from veldt.tree import PACKED, Array, Tree
+
+
+class Sample(NamedTuple):
+    keys: Array  # int64 [n]
+    rows: Tree  # columns [n, T, ...]
+    starts: Tree  # columns [n, ...]
+    weights: Array  # float32 [n], importance weights
+    probability: Array  # float64 [n]
+
+
+class Store(Protocol):
+    def insert(self, block: Block, priorities: Array | None) -> bool: ...
+    def sample(self, n: int) -> Sample | None: ...
+    def update(self, keys: Array, priorities: Array) -> None: ...
+    def trim(self) -> None: ...
+
+
+class Replay:
+    """The store that lies in this process's memory."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        selector: Selector,
+        limiter: Limiter,
+        capacity: int,  # items
+        slots: int,
+        slack: float = 0.0,  # inserts may exceed the capacity by this part until trim()
+        seed: int = 0,
+    ) -> None:
+        self.schema, self.selector, self.limiter = schema, selector, limiter
+        self.capacity, self.slots = capacity, slots
+        self.hard_capacity = int(capacity * (1 + slack))
+        self.rng = np.random.default_rng(seed)
+        self.rows = schema.layout.zeros(slots * schema.rows)
+        self.starts = schema.start_layout.zeros(slots * schema.starts)
+        self.items = np.zeros((slots, schema.starts), np.bool_)
+        self.oldest = 0  # serial of the oldest block
+        self.next = 0  # serial of the next block
+        self.size = 0  # items
+        self.inserted = 0  # items, ever
+        self.sampled = 0  # items, ever
+        self.stale = 0  # priorities that came after their block was gone
+        self.evicted = 0  # items
+        self.duplicates = 0  # blocks that came twice
+        self.latest: dict[int, tuple[int, int]] = {}  # actor -> (incarnation, sequence) of its last block
+        self._window = np.arange(schema.window.rows)
+
+    def insert(self, block: Block, priorities: Array | None) -> bool:
+        """Takes a block; False: not now. Priorities are one for each window start; None reads as the largest so far."""
+        actor, *number = block.id
+        if self.latest.get(actor, (-1, -1)) >= tuple(number):
+            self.duplicates += 1
+            return True
+        items = int(block.items.sum())
+        if not self.limiter.can_insert(items, self.size, self.inserted, self.sampled):
+            return False
+        offsets = np.flatnonzero(block.items)
+        if priorities is not None:
+            assert priorities.shape == block.items.shape, (priorities.shape, block.items.shape)
+            priorities = priorities[offsets]
+        while self.next > self.oldest and (self.next - self.oldest == self.slots or self.size + items > self.hard_capacity):
+            self._evict()
+        slot = self.next % self.slots
+        # The selector may refuse the priorities, so it comes first: a refused block changes nothing.
+        self.selector.insert(slot * self.schema.starts + offsets, priorities)
+        self._write(slot, block.rows, block.starts, block.items)
+        self.latest[actor] = (block.id.incarnation, block.id.sequence)
+        self.next += 1
+        self.size += items
+        self.inserted += items
+        return True
+
+    def sample(self, n: int) -> Sample | None:
+        """n items and their windows; None: not now. The arrays are copies, never views of the store."""
+        if not self.limiter.can_sample(n, self.size, self.inserted, self.sampled) or self.size == 0:
+            return None
+        size, starts = self.size, self.schema.starts
+        draw = self.selector.draw(n, self.rng)
+        slot, offset = np.divmod(draw.leaves, starts)
+        first = slot * self.schema.rows + offset * self.schema.window.stride
+        index = first[:, None] + self._window  # [n, T]
+        rows = {name: array.take(index, axis=0) for name, array in self.rows.items()}
+        states = {name: array.take(draw.leaves, axis=0) for name, array in self.starts.items()}
+        keys = self._serial(slot) * starts + offset
+        self.sampled += n
+        if self.selector.once:
+            self._consume(slot, offset)
+        return Sample(
+            keys=keys,
+            rows=self.schema.layout.columns(rows),
+            starts=self.schema.start_layout.columns(states),
+            weights=self.selector.weights(draw, size),
+            probability=draw.probability,
+        )
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        """New priorities for sampled items. Keys of blocks that are gone are ignored and counted."""
+        assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
+        serial, offset = np.divmod(keys, self.schema.starts)
+        alive = serial >= self.oldest
+        assert (serial < self.next).all(), "update: a key that no sample returned"
+        slot = serial % self.slots
+        if not alive.all():
+            self.stale += int((~alive).sum())
+            slot, offset, priorities = slot[alive], offset[alive], priorities[alive]
+        if self.selector.once:
+            return
+        self.selector.update(slot * self.schema.starts + offset, priorities)
+
+    def trim(self) -> None:
+        """Brings the store back to its capacity, oldest blocks first (Ape-X's learner does it every 100 updates)."""
+        while self.size > self.capacity:
+            self._evict()
+
+    def _serial(self, slot: Array) -> Array:
+        """The serial of the block that lies in each slot now."""
+        return self.oldest + (slot - self.oldest) % self.slots
+
+    def _evict(self) -> None:
+        slot = self.oldest % self.slots
+        offsets = np.flatnonzero(self.items[slot])
+        self.selector.remove(slot * self.schema.starts + offsets)
+        self.items[slot] = False
+        self.size -= len(offsets)
+        self.evicted += len(offsets)
+        self.oldest += 1
+
+    def _consume(self, slot: Array, offset: Array) -> None:
+        """A queue forgets what it gave out, and frees each block that has nothing left."""
+        self.items[slot, offset] = False
+        self.size -= len(slot)
+        while self.oldest < self.next and not self.items[self.oldest % self.slots].any():
+            self.oldest += 1
+
+    def _write(self, slot: int, rows: Tree, starts: Tree, items: Array) -> None:
+        at = slot * self.schema.rows
+        for name, array in rows.items():
+            self.rows[name][at : at + self.schema.rows] = array
+        at = slot * self.schema.starts
+        for name, array in starts.items():
+            self.starts[name][at : at + self.schema.starts] = array
+        self.items[slot] = items
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that are in the store now."""
+        return (self.next - self.oldest) * self.schema.nbytes
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "store_items": self.size,
+            "store_bytes": self.nbytes,
+            "store_inserted": self.inserted,
+            "store_sampled": self.sampled,
+            "store_evicted": self.evicted,
+            "store_stale": self.stale,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All but the blocks themselves; `blocks` has those."""
+        return {
+            "mass": self.selector.save(),
+            "items": self.items.copy(),
+            "counts": np.array(
+                [self.oldest, self.next, self.size, self.inserted, self.sampled, self.stale, self.evicted], np.int64
+            ),
+            "latest": {str(actor): number for actor, number in self.latest.items()},
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        counts = [int(x) for x in state["counts"]]
+        self.oldest, self.next, self.size, self.inserted, self.sampled, self.stale, self.evicted = counts
+        self.items[:] = state["items"]
+        serials = np.arange(self.oldest, self.next)
+        starts = np.arange(self.schema.starts)
+        order = ((serials % self.slots)[:, None] * self.schema.starts + starts).ravel()
+        self.selector.load(state["mass"], order)
+        self.latest = {int(actor): (number[0], number[1]) for actor, number in state["latest"].items()}
+        self.rng.bit_generator.state = state["rng"]
+
+    def blocks(self, since: int) -> tuple[int, int, Tree]:
+        """The blocks from serial `since` on that are still here: first serial, next serial, and copies of their rows."""
+        first = max(since, self.oldest)
+        slots = np.arange(first, self.next) % self.slots
+        out = {}
+        for kind, arrays, size in (
+            ("rows", self.rows, self.schema.rows),
+            ("starts", self.starts, self.schema.starts),
+        ):
+            for name, array in arrays.items():
+                blocks = array.reshape(self.slots, size, *array.shape[1:])[slots]
+                if name == PACKED:  # a record is saved as its bytes
+                    blocks = blocks.view(np.uint8).reshape(len(slots), size, array.dtype.itemsize)
+                out[f"{kind}/{name}"] = blocks
+        return first, self.next, out
+
+    def load_blocks(self, first: int, blocks: Tree) -> None:
+        """Puts back blocks that `blocks` returned, those of them that are still wanted."""
+        count = len(next(iter(blocks.values())))
+        serials = np.arange(first, first + count)
+        wanted = (serials >= self.oldest) & (serials < self.next)
+        slots = serials[wanted] % self.slots
+        for kind, arrays, size in (
+            ("rows", self.rows, self.schema.rows),
+            ("starts", self.starts, self.schema.starts),
+        ):
+            for name, array in arrays.items():
+                saved = blocks[f"{kind}/{name}"][wanted]
+                if name == PACKED and array.dtype.itemsize:
+                    saved = np.ascontiguousarray(saved).view(array.dtype).reshape(len(slots), size)
+                array.reshape(self.slots, size, *array.shape[1:])[slots] = saved
+
+    def drop_blocks(self, first: int, stop: int) -> int:
+        """Forgets the items of blocks first ... stop - 1, whose rows could not be read back; how many there were."""
+        lost = 0
+        for serial in range(max(first, self.oldest), min(stop, self.next)):
+            slot = serial % self.slots
+            offsets = np.flatnonzero(self.items[slot])
+            self.selector.remove(slot * self.schema.starts + offsets)
+            self.items[slot] = False
+            lost += len(offsets)
+        self.size -= lost
+        self.evicted += lost
+        return lost
+
+    def check_valid(self) -> None:
+        """The invariants, for tests."""
+        assert 0 <= self.next - self.oldest <= self.slots
+        assert self.size == self.items.sum() <= max(self.hard_capacity, self.schema.starts)
+        empty = np.ones(self.slots, np.bool_)
+        empty[np.arange(self.oldest, self.next) % self.slots] = False
+        assert not self.items[empty].any()
+        assert self.inserted - self.evicted - (self.sampled if self.selector.once else 0) == self.size
+        self.selector.check_valid(self.items.ravel())
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a store will be."""
+
+    capacity: int  # items
+    slots: int  # blocks
+    nbytes: int
+
+
+LEAF_BYTES = 2 * 8 * 2 + 1  # the sum tree (up to twice the leaves, rounded to a power of two) and the item flag
+
+
+def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
+    """The slots and bytes for a capacity in steps (`100_000`) or in bytes (`2GB`)."""
+    block = schema.nbytes + LEAF_BYTES * schema.starts
+    amount, unit = parse_capacity(capacity)
+    if unit:
+        slots = int(amount // block)
+        if slots < 2:
+            raise UserError(
+                f"A store of {capacity} holds less than two blocks of {format_bytes(block)}; give it at least "
+                f"{format_bytes(2 * block)}."
+            )
+        items = int(slots * schema.starts / (1 + slack))
+    else:
+        items = int(amount) // schema.window.stride
+        slots = max(2, -(-int(items * (1 + slack)) // schema.starts))
+    return Size(items, slots, slots * block)
+
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_capacity(text: str | int) -> tuple[float, str]:
+    """(amount, unit); the amount is in bytes where there is a unit, in steps where there is none."""
+    match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?) ?([a-z]*)", str(text).strip().lower())
+    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) <= 0:
+        raise UserError(f"store.capacity {text!r} is neither steps nor bytes; write it as 100_000 or as 2GB.")
+    return float(match[1].replace("_", "")) * UNITS[match[2]], match[2]
+
+
+def format_bytes(n: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} GB"
+
+
+def available_memory() -> int:
+    """Bytes that can still be had: of the machine, or of the container if that has less."""
+    available = int(psutil.virtual_memory().available)
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):  # no cgroup, or no limit
+        pass
+    return available
+
+
+def check_memory(size: Size, available: int) -> None:
+    """Refuses a store that cannot fit, before anything is allocated."""
+    if size.nbytes > 0.9 * available:
+        half = format_bytes(0.5 * available).replace(" ", "")
+        raise UserError(
+            f"The store needs {format_bytes(size.nbytes)} for {size.capacity:,} items, but {format_bytes(available)} of "
+            f"memory is free; lower store.capacity, for example to {half}."
+        )

@@ -1,0 +1,52 @@
+"""One actor, one store, one learner: the chain uncut.
+
+[ Actor - Recorder - LocalPolicy ] -> [ Store ] -> [ Learner ] -> [ Params ] -> (back to the policy)
+"""
+
+from __future__ import annotations
+
+from veldt.actor import Actor, Evaluator
+from veldt.counters import Counters
+from veldt.learner import Learner
+from veldt.params import LatestParams
+from veldt.policy import LocalPolicy
+from veldt.program import Program
+from veldt.recipes import Config
+from veldt.recorder import Recorder
+from veldt.seeds import derive
+from veldt.step import EnvSpec
+from veldt.store import Replay
+
+
+def single(program: Program, config: Config, env: EnvSpec) -> None:
+    algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
+    size = config.store_size(schema)
+    counters = program.add("counters", Counters)
+    params = program.add("params", LatestParams)
+    store = program.add(
+        "store",
+        Replay,
+        schema,
+        config.selector(size.slots * schema.starts),
+        config.limiter(schema),
+        size.capacity,
+        size.slots,
+        config.store.slack,
+        derive(seed, "store"),
+    )
+    # The learner comes before the policies: the first weights are its own.
+    learner = program.add(
+        "learner", Learner, algorithm, env, store, params, counters, config.learner, derive(seed, "learner"), config.device
+    )
+    policy = program.add(
+        "policy/0", LocalPolicy, algorithm, env, params, counters, config.explore, derive(seed, "policy", 0), on=learner
+    )
+    recorder = program.add("recorder/0", Recorder, policy, store, algorithm, schema, on=learner)
+    program.add("actor/0", Actor, config.env, config.actor.envs, recorder, counters, seed, on=learner)
+    if config.eval.every:
+        greedy = program.add(
+            "policy/greedy", LocalPolicy, algorithm, env, params, counters, config.greedy, derive(seed, "greedy")
+        )
+        program.add(
+            "evaluator", Evaluator, config.env, greedy, counters, config.eval.every, config.eval.episodes, seed, on=greedy
+        )
