@@ -30,6 +30,8 @@ class LearnerConfig:
     """rmsprop is the papers' one, centred, with epsilon inside the square root."""
     lr: float = 1e-3
     """Learning rate."""
+    anneal: bool = False
+    """The learning rate falls linearly to 0 over the run."""
     eps: float = 1e-5
     """Epsilon of the optimizer."""
     decay: float = 0.95
@@ -61,11 +63,12 @@ class Learner:
         params_: Params,
         counters: Counters,
         config: LearnerConfig,
+        env_steps: int,  # of the whole run
         seed: int,
         device: str = "cpu",
     ) -> None:
         self.algorithm, self.store, self.params, self.counters = algorithm, store, params_, counters
-        self.config, self.device = config, torch.device(device)
+        self.config, self.env_steps, self.device = config, env_steps, torch.device(device)
         torch.manual_seed(seed)
         self.net = algorithm.network(env).to(self.device)
         self.target = copy.deepcopy(self.net).requires_grad_(False)
@@ -117,9 +120,14 @@ class Learner:
         for group in loss.losses:
             if group not in self.optimizers:
                 self.optimizers[group] = self._optimizer(group)
-            self.optimizers[group].step(self.config.lr)
+            self.optimizers[group].step(self._lr())
         self._latest = loss.metrics
         return True
+
+    def _lr(self) -> float:
+        if not self.config.anneal:
+            return self.config.lr
+        return self.config.lr * max(0.0, 1 - self.counters.get("env_steps") / self.env_steps)
 
     def _skip(self) -> None:
         self.bad += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+import tyro
 
 from veldt.algorithms.dqn import DQN
 from veldt.block import Schema
@@ -83,7 +84,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
-    recipe: str = "dqn"
+    recipe: tyro.conf.Suppress[str] = "dqn"
     """The recipe that this config began as."""
     env: str = "CartPole-v1"
     """A Gymnasium id, or module:callable."""
@@ -170,7 +171,7 @@ class Config:
 
 
 def dqn(env: str) -> Config:
-    """DQN (Mnih et al. 2015): one process, uniform replay, a target network. Tuned for CartPole; the paper's numbers for Atari."""
+    """DQN (Mnih et al. 2015) in one process. Small tasks: tuned on CartPole. Atari: the paper's numbers."""
     if env.startswith("ALE/") or "NoFrameskip" in env:
         return Config(
             recipe="dqn",

@@ -26,7 +26,7 @@ import yaml
 
 from veldt import callables, params, recipes
 from veldt.actor import Evaluation, evaluate
-from veldt.checkpoint import Checkpoint, Checkpoints, exclusive
+from veldt.checkpoint import Checkpoints, exclusive
 from veldt.counters import Counters
 from veldt.envs import EnvLike, make_env
 from veldt.errors import UserError

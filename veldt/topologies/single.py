@@ -36,7 +36,17 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     )
     # The learner comes before the policies: the first weights are its own.
     learner = program.add(
-        "learner", Learner, algorithm, env, store, params, counters, config.learner, derive(seed, "learner"), config.device
+        "learner",
+        Learner,
+        algorithm,
+        env,
+        store,
+        params,
+        counters,
+        config.learner,
+        config.steps,
+        derive(seed, "learner"),
+        config.device,
     )
     policy = program.add(
         "policy/0", LocalPolicy, algorithm, env, params, counters, config.explore, derive(seed, "policy", 0), on=learner

@@ -1,0 +1,45 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help venv demo test test-long lint bench clean
+
+help:
+	@echo "make demo       train CartPole with the live table, evaluate it, draw its curve, record a video"
+	@echo "make test       lint and all tests (under 15 minutes on two cores)"
+	@echo "make test-long  the soaks and sweeps too"
+	@echo "make bench      measure this machine against its limits and Stable-Baselines3"
+
+# Idempotent: installs when pyproject.toml or constraints.txt changed, and does nothing otherwise.
+venv: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: venv
+	rm -rf runs/demo
+	$(BIN)/veldt train dqn --env CartPole-v1 --run runs/demo
+	$(BIN)/veldt eval runs/demo --episodes 20 --video runs/demo/episode.gif
+	$(BIN)/veldt plot runs/demo -o runs/demo/curve.png
+	@echo "Look at runs/demo/curve.png and runs/demo/episode.gif; all numbers: $(BIN)/tensorboard --logdir runs"
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest
+
+test-long: lint
+	VELDT_EXAMPLES=20 $(BIN)/pytest -m 'long or not long'
+
+bench: venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/veldt bench learner
+	$(BIN)/veldt bench dqn
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,62 @@
+"""The `veldt` command."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from veldt import __version__
+from veldt.errors import UserError, did_you_mean
+
+COMMANDS = {
+    "recipes": "list what can be trained",
+    "train": "train a recipe: veldt train dqn --env CartPole-v1",
+    "resume": "go on with a run: veldt resume runs/my-run",
+    "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
+    "plot": "draw learning curves: veldt plot runs/* -o curves.png",
+    "bench": "measure this machine: veldt bench learner",
+}
+
+USAGE = "\n".join(
+    [
+        f"Veldt {__version__}: distributed off-policy deep reinforcement learning.",
+        "",
+        "usage: veldt COMMAND ...",
+        "",
+        *[f"  {name:8} {text}" for name, text in COMMANDS.items()],
+        "",
+        "veldt COMMAND --help tells more.",
+    ]
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code: 0 well, 1 an error of ours or the environment's, 2 the user's to mend, 130 interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
+    # Set before torch is imported: a pool of threads that spin does harm beside environments on the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(USAGE)
+            return 0
+        if argv[0] == "--version":
+            print(__version__)
+            return 0
+        if argv[0] not in COMMANDS:
+            hint = did_you_mean(argv[0], COMMANDS) or f" There are: {', '.join(COMMANDS)}."
+            raise UserError(f"There is no command {argv[0]!r}.{hint}")
+        code = importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:])
+        return int(code or 0)
+    except UserError as error:
+        print(f"veldt: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as error:
+        return int(getattr(error, "code", 130))
+    except BrokenPipeError:  # the reader of our output, such as head, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""veldt eval: plays greedy episodes with the last weights of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from veldt.cli.parse import parse
+from veldt.errors import UserError
+from veldt.run import Run
+from veldt.video import check_video, record_video
+
+
+@dataclass(frozen=True)
+class Eval:
+    run: tyro.conf.Positional[Path]
+    """The run's directory."""
+    episodes: int = 20
+    """How many episodes."""
+    seed: int = 0
+    """Of the environments."""
+    json: bool = False
+    """Print one JSON object on the last line: mean_return, returns, mean_length."""
+    video: Path | None = None
+    """Record the first episode to this file (.gif or .mp4)."""
+
+
+def run(argv: list[str]) -> int:
+    example = (
+        "Plays greedy episodes with the last weights of a run.\n\n"
+        "Example: veldt eval runs/cart --episodes 20 --video cart.gif"
+    )
+    args = parse(Eval, argv, prog="veldt eval", description=example)
+    if not (args.run / "config.yaml").exists():
+        raise UserError(f"{args.run} is not a run directory: it has no config.yaml.")
+    if args.video is not None:
+        check_video(args.video)
+    result = Run(args.run).evaluate(args.episodes, args.seed)
+    print(
+        f"{args.episodes} episodes: mean return {result.mean_return:.1f} "
+        f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
+        f"mean length {result.mean_length:.1f}"
+    )
+    if args.video is not None:
+        frames = record_video(Run(args.run), args.video, args.seed)
+        print(f"{args.video}: {frames} frames")
+    if args.json:
+        numbers = {"mean_return": result.mean_return, "returns": result.returns, "mean_length": result.mean_length}
+        print(json.dumps(numbers))
+    return 0

@@ -1,0 +1,30 @@
+"""veldt resume: goes on with a run from its last checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from veldt.cli.parse import parse
+from veldt.run import resume
+
+
+@dataclass(frozen=True)
+class Resume:
+    run: tyro.conf.Positional[Path]
+    """The run's directory."""
+    steps: int | None = None
+    """Env steps in all, if more than it was started with."""
+    quiet: bool = False
+    """Print nothing while training."""
+
+
+def run(argv: list[str]) -> int:
+    example = "Goes on with a run from its last checkpoint.\n\nExample: veldt resume runs/cart"
+    args = parse(Resume, argv, prog="veldt resume", description=example)
+    changes: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
+    resume(args.run, quiet=args.quiet, **changes)
+    return 0
