@@ -158,7 +158,7 @@ class Learner:
         self.params.publish(Weights(self.steps, self.vector.cpu().numpy()))
 
     def metrics(self) -> dict[str, float]:
-        return {"skipped_updates": float(self.bad)} | {name: float(x) for name, x in self._latest.items()}
+        return {"skipped_updates": float(self.bad)} | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}

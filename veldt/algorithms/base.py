@@ -17,7 +17,7 @@ Tensors = dict[str, Tensor]
 class Loss(NamedTuple):
     losses: dict[str, Tensor]  # a scalar for each group of parameters, by the prefix of their names; "" is all
     priorities: Tensor  # [B], finite and not negative
-    metrics: dict[str, Tensor]  # scalars
+    metrics: dict[str, Tensor]  # their means are reported
 
 
 class Algorithm(Protocol):

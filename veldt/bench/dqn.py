@@ -1,0 +1,128 @@
+"""DQN on CartPole against Stable-Baselines3: env steps a second at equal network, batch and updates per step."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from veldt import recipes
+from veldt.bench.timing import machine
+from veldt.envs import make_env
+from veldt.errors import UserError
+from veldt.program import Program
+from veldt.runtime import Inline, Nodes
+from veldt.topologies.single import single
+
+HIDDEN, BATCH, START, LR, TARGET = (64, 64), 64, 1_000, 1e-3, 250
+
+
+@dataclasses.dataclass(frozen=True)
+class DqnBench:
+    """DQN on CartPole against Stable-Baselines3, at equal updates per step and batch."""
+
+    steps: int = 6_000
+    """Env steps of one turn."""
+    rounds: int = 5
+    """Turns that each contender gets."""
+    updates_per_step: float = 0.5
+    """Gradient steps for each env step."""
+    threads: int = 1
+    """Threads for tensor operations, of both."""
+
+    def run(self) -> dict[str, Any]:
+        try:
+            import stable_baselines3
+        except ImportError:
+            raise UserError("This compares with Stable-Baselines3; install it with: pip install 'veldt[bench]'.") from None
+        torch.set_num_threads(self.threads)
+        rates: dict[str, list[float]] = {"veldt": [], "stable-baselines3": []}
+        updates: dict[str, list[float]] = {"veldt": [], "stable-baselines3": []}
+        for turn in range(self.rounds):
+            for name, contender in (("veldt", self._ours), ("stable-baselines3", self._theirs)):
+                rate, per_step = contender(turn)
+                rates[name].append(rate)
+                updates[name].append(per_step)
+        ours, theirs = (statistics.median(x) for x in rates.values())
+        return {
+            "machine": machine() | {"stable-baselines3": stable_baselines3.__version__},
+            "results": {
+                "cartpole, 64-64, batch 64": {
+                    "veldt_env_steps_per_s": ours,
+                    "sb3_env_steps_per_s": theirs,
+                    "veldt_updates_per_step": statistics.median(updates["veldt"]),
+                    "sb3_updates_per_step": statistics.median(updates["stable-baselines3"]),
+                    "ours/theirs": ours / theirs,
+                }
+            },
+        }
+
+    def _ours(self, seed: int) -> tuple[float, float]:
+        """(env steps a second, updates per env step) once learning has started."""
+        settings: dict[str, Any] = {
+            "algorithm.hidden": HIDDEN,
+            "algorithm.double": False,
+            "algorithm.dueling": False,
+            "algorithm.n": 1,
+            "store.selector": "uniform",
+            "store.min_size": START,
+            "store.samples_per_insert": self.updates_per_step * BATCH,
+            "learner.batch": BATCH,
+            "learner.lr": LR,
+            "learner.target_every": TARGET,
+            "eval.every": 0,
+        }
+        config = recipes.make("dqn", "CartPole-v1", steps=self.steps, seed=seed, **settings)
+        program = Program()
+        single(program, config, make_env(config.env).spec)
+        began: list[tuple[float, int, int]] = []
+
+        def until(nodes: Nodes) -> bool:
+            steps = nodes.count("env_steps")
+            if len(began) == 0 and steps >= 2 * START:
+                began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
+            if steps < self.steps:
+                return False
+            began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
+            return True
+
+        Inline().run(program, until)
+        return _rate(began)
+
+    def _theirs(self, seed: int) -> tuple[float, float]:
+        from stable_baselines3 import DQN
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        began: list[tuple[float, int, int]] = []
+
+        class Watch(BaseCallback):  # type: ignore[misc, unused-ignore]
+            def _on_step(self) -> bool:
+                if self.n_calls == 2 * START:
+                    began.append((time.perf_counter(), self.n_calls, self.model._n_updates))
+                return True
+
+        model = DQN(
+            "MlpPolicy",
+            "CartPole-v1",
+            learning_rate=LR,
+            batch_size=BATCH,
+            learning_starts=START,
+            train_freq=4,
+            gradient_steps=round(4 * self.updates_per_step),
+            target_update_interval=TARGET,
+            buffer_size=50_000,
+            policy_kwargs={"net_arch": list(HIDDEN)},
+            seed=seed,
+            device="cpu",
+        )
+        model.learn(self.steps, callback=Watch())
+        began.append((time.perf_counter(), self.steps, model._n_updates))
+        return _rate(began)
+
+
+def _rate(marks: list[tuple[float, int, int]]) -> tuple[float, float]:
+    (t0, steps0, updates0), (t1, steps1, updates1) = marks
+    return (steps1 - steps0) / (t1 - t0), (updates1 - updates0) / (steps1 - steps0)

@@ -1,0 +1,48 @@
+"""How everything here is timed: the contenders take turns, so that a noisy machine is noisy for all of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def alternate(contenders: dict[str, Callable[[], object]], calls: int, rounds: int, warm_up: int = 20) -> dict[str, float]:
+    """Seconds a call, the median over rounds in each of which every contender is called `calls` times."""
+    for call in contenders.values():
+        for _ in range(warm_up):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, call in contenders.items():
+            began = time.perf_counter()
+            for _ in range(calls):
+                call()
+            times[name].append((time.perf_counter() - began) / calls)
+    return {name: statistics.median(x) for name, x in times.items()}
+
+
+def machine() -> dict[str, Any]:
+    """What a figure must be read with."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,43 @@
+"""veldt bench: measures this machine, ours against the limit and against peers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+from veldt.cli.parse import parse
+from veldt.errors import UserError, did_you_mean
+
+BENCHES = {"learner": "veldt.bench.learner:LearnerBench", "dqn": "veldt.bench.dqn:DqnBench"}
+
+
+def run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: veldt bench NAME [--json] [OPTIONS]\n\nExample: veldt bench learner --json\n")
+        for name, bench in BENCHES.items():
+            print(f"  {name:10} {(_load(bench).__doc__ or '').strip()}")
+        return 0
+    name, flags = argv[0], [word for word in argv[1:] if word != "--json"]
+    if name not in BENCHES:
+        hint = did_you_mean(name, BENCHES) or f" There are: {', '.join(BENCHES)}."
+        raise UserError(f"There is no benchmark {name!r}.{hint}")
+    kind = _load(BENCHES[name])
+    example = f"{kind.__doc__}\n\n--json prints one JSON object on the last line.\n\nExample: veldt bench {name} --json"
+    report = parse(kind, flags, prog=f"veldt bench {name}", description=example).run()
+    machine = report["machine"]
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if machine["load"] > 1.0:
+        print("note: the machine was busy when this began; ratios hold better than absolute figures")
+    for title, figures in report["results"].items():
+        print(f"\n{title}")
+        for key, value in figures.items():
+            print(f"  {key:28} {value:12,.2f}")
+    if len(flags) != len(argv) - 1:
+        print(json.dumps(report))
+    return 0
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
