@@ -191,7 +191,14 @@ class Rig:
     """Actor - Recorder - Log - LocalPolicy, and the store that `make_store` makes for their schema."""
 
     def __init__(
-        self, make_store: Any, window: Window, fresh: int, env: Any = "veldt/Counter-v0", n: int = 1, groups: int = 1, **kwargs: Any
+        self,
+        make_store: Any,
+        window: Window,
+        fresh: int,
+        env: Any = "veldt/Counter-v0",
+        n: int = 1,
+        groups: int = 1,
+        **kwargs: Any,
     ) -> None:
         probe = make_env(env, 1)
         tracer, counters = Tracer(window), Counters()

@@ -43,7 +43,14 @@ def test_every_window_of_a_block_lies_within_it(window, strides):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"history": 0}, {"burn_in": -1}, {"lookahead": -1}, {"stride": 0}, {"length": 2, "stride": 3}, {"length": 0, "stride": 0}],
+    [
+        {"history": 0},
+        {"burn_in": -1},
+        {"lookahead": -1},
+        {"stride": 0},
+        {"length": 2, "stride": 3},
+        {"length": 0, "stride": 0},
+    ],
 )
 def test_impossible_windows_are_refused(bad):
     with pytest.raises(AssertionError):
@@ -68,14 +75,23 @@ def test_an_item_is_a_window_with_something_to_learn(data, window, strides):
     rows = window.block_rows(fresh)
     valid, last = data.draw(flags(1, rows, 0.6)), data.draw(flags(1, rows, 0.4))
     truth = [
-        any(trainable_by_definition(valid[0], last[0], window.before + o + j, window.lookahead) for j in range(window.length))
+        any(
+            trainable_by_definition(valid[0], last[0], window.before + o + j, window.lookahead)
+            for j in range(window.length)
+        )
         for o in range(0, fresh, window.stride)
     ]
     assert window_items(valid, last, window, fresh).tolist() == [truth]
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(st.data(), st.integers(1, 4), st.integers(0, 3), st.sampled_from([(), (2,), (2, 3)]), st.sampled_from([np.uint8, np.float32]))
+@given(
+    st.data(),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.sampled_from([(), (2,), (2, 3)]),
+    st.sampled_from([np.uint8, np.float32]),
+)
 def test_stacked_history_ends_at_the_episode_and_at_gaps(data, history, extra, shape, dtype):
     rows = history + extra
     at = data.draw(st.integers(history - 1, rows - 1))

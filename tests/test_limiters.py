@@ -14,7 +14,13 @@ RATIOS = st.sampled_from([0.125, 0.5, 1.0, 3.0, 32.0])
 
 
 @settings(max_examples=examples(150), deadline=None)
-@given(RATIOS, st.integers(1, 20), st.integers(1, 6), st.integers(1, 8), st.lists(st.tuples(st.booleans(), st.integers(1, 8)), max_size=80))
+@given(
+    RATIOS,
+    st.integers(1, 20),
+    st.integers(1, 6),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 8)), max_size=80),
+)
 def test_samples_per_insert_holds_its_law(ratio, min_size, burst, batch, moves):
     """From the first sample on, |ratio * (inserted - min_size) - sampled| <= tolerance; a refused move would break it."""
     limiter = SamplesPerInsert.for_run(ratio, min_size, burst, batch)
@@ -50,19 +56,14 @@ def test_a_run_reaches_its_samples_per_insert():
 class Liveness(RuleBasedStateMachine):
     """Whatever was inserted, sampled, evicted or lost, an insert or a sample can go on."""
 
-    @initialize(data=st.data(), burst=st.integers(1, 8), batch=st.integers(1, 8), min_size=st.sampled_from([0, 0, 1, 5, 12]))
-    def begin(self, data, burst, batch, min_size):
+    @initialize(burst=st.integers(1, 8), batch=st.integers(1, 8), min_size=st.integers(0, 12), ratio=RATIOS)
+    def begin(self, burst, batch, min_size, ratio):
         self.burst, self.batch = burst, batch
         self.size = self.inserted = self.sampled = 0
-        self.limiter = data.draw(
-            st.sampled_from(
-                [
-                    SamplesPerInsert.for_run(data.draw(RATIOS), min_size, burst, batch),
-                    MinSize(min_size),
-                    Queue(batch + data.draw(st.integers(0, 9))),
-                ]
-            )
-        )
+        self.limiter = self.make(burst, batch, min_size, ratio)
+
+    def make(self, burst, batch, min_size, ratio):
+        return SamplesPerInsert.for_run(ratio, min_size, burst, batch)
 
     @rule(n=st.integers(1, 8), times=st.integers(1, 20))
     def insert(self, n, times):
@@ -89,11 +90,31 @@ class Liveness(RuleBasedStateMachine):
         now = (self.size, self.inserted, self.sampled)
         for items in range(1, self.burst + 1):
             for n in range(1, self.batch + 1):
-                assert self.limiter.can_insert(items, *now) or self.limiter.can_sample(n, *now), (self.limiter, items, n, now)
+                assert self.limiter.can_insert(items, *now) or self.limiter.can_sample(n, *now), (
+                    self.limiter,
+                    items,
+                    n,
+                    now,
+                )
+
+
+class QueueLiveness(Liveness):
+    def make(self, burst, batch, min_size, ratio):
+        return Queue(batch + min_size)
 
 
 TestLiveness = Liveness.TestCase
 TestLiveness.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
+TestQueueLiveness = QueueLiveness.TestCase
+TestQueueLiveness.settings = settings(max_examples=examples(30), stateful_step_count=20, deadline=None)
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(RATIOS, st.integers(0, 3), st.integers(1, 8), st.integers(1, 8), st.integers(0, 500), st.integers(0, 500))
+def test_an_empty_store_always_takes_a_block(ratio, min_size, burst, batch, inserted, sampled):
+    for limiter in (SamplesPerInsert.for_run(ratio, min_size, burst, batch), MinSize(min_size), Queue(batch)):
+        assert not limiter.can_sample(batch, 0, inserted, sampled)
+        assert limiter.can_insert(burst, 0, inserted, sampled)
 
 
 @settings(max_examples=examples(50), deadline=None)

@@ -17,7 +17,11 @@ def columns(draw):
     """Rewards, discounts and ends [B, T]. An end may be terminal or a truncation; a life lost is terminal without end."""
     n, batch = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     steps = n + draw(st.integers(1, 6))
-    kinds = draw(st.lists(st.sampled_from(["on", "on", "on", "life", "end", "limit"]), min_size=batch * steps, max_size=batch * steps))
+    kinds = draw(
+        st.lists(
+            st.sampled_from(["on", "on", "on", "life", "end", "limit"]), min_size=batch * steps, max_size=batch * steps
+        )
+    )
     reward = draw(st.lists(st.integers(-9, 9), min_size=batch * steps, max_size=batch * steps))
     shape = (batch, steps)
     discount = np.array([kind not in ("life", "end") for kind in kinds], np.float32).reshape(shape)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import chi_square, examples
 
-from veldt.selectors import Fifo, Prioritized, Uniform
+from veldt.selectors import FLOOR, Fifo, Prioritized, Uniform
 
 PRIORITIES = st.lists(st.floats(0, 100), min_size=1, max_size=12)
 
@@ -21,10 +21,10 @@ def filled(selector, priorities):
 @settings(max_examples=examples(100), deadline=None)
 @given(PRIORITIES, st.floats(0, 1), st.floats(0, 1), st.integers(1, 16))
 def test_probabilities_and_weights_are_the_papers(priorities, alpha, beta, n):
-    """P(i) = p_i^a / sum p^a and w_i = (N P(i))^-b / max w; a priority of zero counts as 1e-12."""
+    """P(i) = p_i^a / sum p^a and w_i = (N P(i))^-b / max w; none counts less than the floor."""
     selector = filled(Prioritized(16, alpha, beta), priorities)
     draw = selector.draw(n, np.random.default_rng(0))
-    mass = np.maximum(priorities, 1e-12) ** alpha
+    mass = np.maximum(priorities, FLOOR) ** alpha
     assert draw.probability.dtype == np.float64
     np.testing.assert_allclose(draw.probability, mass[draw.leaves] / mass.sum(), rtol=1e-9)
     weights = (len(priorities) * mass[draw.leaves] / mass.sum()) ** -beta
@@ -37,8 +37,8 @@ def test_each_stratum_gives_one_draw(priorities, n, seed):
     """The j-th leaf covers some of [j/n, (j+1)/n) of the total mass."""
     selector = filled(Prioritized(16, alpha=1.0), priorities)
     leaves = selector.draw(n, np.random.default_rng(seed)).leaves
-    ends = np.cumsum(np.maximum(priorities, 1e-12))
-    begins = ends - np.maximum(priorities, 1e-12)
+    ends = np.cumsum(np.maximum(priorities, FLOOR))
+    begins = ends - np.maximum(priorities, FLOOR)
     tolerance = 1e-9 * ends[-1]
     for j, leaf in enumerate(leaves):
         assert begins[leaf] < (j + 1) / n * ends[-1] + tolerance and ends[leaf] > j / n * ends[-1] - tolerance

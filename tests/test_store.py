@@ -14,7 +14,7 @@ from oracles import examples, make_block
 from veldt.block import BlockId, Schema, Window
 from veldt.errors import UserError
 from veldt.limiters import MinSize, Queue
-from veldt.selectors import Fifo, Prioritized, Uniform
+from veldt.selectors import FLOOR, Fifo, Prioritized, Uniform
 from veldt.store import Replay, Size, check_memory, format_bytes, parse_capacity, plan_size
 from veldt.tree import PACKED, spec
 
@@ -94,7 +94,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.evicted += len(self.model.pop(0)[2])
 
     def mass(self, priority):
-        mass = max(priority, 1e-12) ** self.config["alpha"]
+        mass = max(priority, FLOOR) ** self.config["alpha"]
         self.largest = max(self.largest, mass)
         return mass
 
@@ -204,7 +204,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestReplay.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -260,10 +260,12 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
+TestQueue.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize(("capacity", "slots", "items"), [(4, 8, (True, True, True, False)), (8, 2, (True, False, False, False))])
+@pytest.mark.parametrize(
+    ("capacity", "slots", "items"), [(4, 8, (True, True, True, False)), (8, 2, (True, False, False, False))]
+)
 def test_a_queue_drops_nothing_that_was_not_read(capacity, slots, items):
     """Not when the last block exceeds the capacity, nor when the slots are fewer than sparse blocks need."""
     store = make_store(Fifo, Queue(capacity), capacity, slots)
@@ -415,7 +417,9 @@ def test_capacities_are_steps_or_bytes(text, amount, unit):
     assert parse_capacity(text) == (amount, unit)
 
 
-@pytest.mark.parametrize("text", ["", "GB", "2TB", "-1", "-2GB", "0", "0GB", "1e6", "2 G B", "many", "_1", "1,000", 0, -5, "nan", "0.5"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "2TB", "-1", "-2GB", "0", "0GB", "1e6", "2 G B", "many", "_1", "1,000", 0, -5, "nan", "0.5"]
+)
 def test_other_capacities_are_refused(text):
     with pytest.raises(UserError, match=r"100_000 or as 2GB"):
         plan_size(text, SCHEMA)
@@ -437,7 +441,10 @@ def test_a_store_given_bytes_stays_within_them(nbytes, slack, fresh):
     store = Replay(schema, Uniform(size.slots * schema.starts), MinSize(), size.capacity, size.slots, slack)
     assert memory(store) <= size.nbytes <= nbytes
     assert size.nbytes + 2 * schema.nbytes > nbytes, "no block that would fit is left out"
-    assert sum(x.nbytes for x in store.rows.values()) + sum(x.nbytes for x in store.starts.values()) == size.slots * schema.nbytes
+    assert (
+        sum(x.nbytes for x in store.rows.values()) + sum(x.nbytes for x in store.starts.values())
+        == size.slots * schema.nbytes
+    )
     assert store.hard_capacity <= size.slots * schema.starts
 
 
@@ -463,7 +470,9 @@ def test_a_store_that_cannot_fit_is_refused_in_words():
     assert parse_capacity(said.split()[-1].rstrip("."))[1] == "gb", "what it proposes can be typed"
 
 
-@pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2e6, "2.0 MB"), (5e12, "5000.0 GB")])
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (2e6, "2.0 MB"), (5e12, "5000.0 GB")]
+)
 def test_bytes_in_words(n, text):
     assert format_bytes(n) == text
 

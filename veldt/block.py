@@ -137,11 +137,12 @@ def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = ())
     Shapes are [B, *space.shape], and [B, history, *space.shape] for stacked keys when history > 1. `stacked` names the
     keys of a Dict observation that history stacks; none given means all.
     """
-    out = {}
-    for name in filter(is_observation, rows):
-        key = name.removeprefix("obs/")
-        if history > 1 and (not stacked or key in stacked):
-            out[key] = stack_history(rows[name], rows["first"], rows["valid"], at, history)
-        else:
-            out[key] = rows[name][:, at]
-    return out["obs"] if "obs" in rows else out
+
+    def see(name: str) -> Any:
+        if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
+            return stack_history(rows[name], rows["first"], rows["valid"], at, history)
+        return rows[name][:, at]
+
+    if "obs" in rows:
+        return see("obs")
+    return {name.removeprefix("obs/"): see(name) for name in rows if is_observation(name)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,12 +12,11 @@ import numpy as np
 import torch
 
 from veldt import optim, params
-from veldt.algorithms.base import Algorithm, Loss, Tensors
+from veldt.algorithms.base import Algorithm, Batch, Loss
 from veldt.counters import Counters
 from veldt.params import Params, Weights
 from veldt.step import EnvSpec
 from veldt.store import Sample, Store
-from veldt.tree import Tree
 
 log = logging.getLogger("veldt")
 BAD_IN_A_ROW = 10  # updates with a loss that is not finite before the run stops
@@ -44,6 +44,8 @@ class LearnerConfig:
     """Updates between two copies to the target network."""
     publish_every: int = 4
     """Updates between two publications of the weights."""
+    prefetch: int = 1
+    """Batches drawn from the store at once; priorities come back that much later."""
     trim_every: int = 100
     """Updates between two trims of the store to its capacity."""
 
@@ -79,15 +81,15 @@ class Learner:
         self.bad = 0  # updates skipped because something was not finite
         self._bad_in_a_row = 0
         self._latest: dict[str, torch.Tensor] = {}
+        self._fetched: deque[Sample] = deque()
         self._publish()
 
     def step(self) -> bool:
-        sample = self.store.sample(self.config.batch)
-        if sample is None:
+        if not self._fetched and not self._fetch():
             return False
-        loss = self.algorithm.loss(
-            self.net, self.target, self._device(sample.rows), self._device(sample.starts), self._weights(sample)
-        )
+        sample = self._fetched.popleft()
+        batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
+        loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
             self.store.update(sample.keys, loss.priorities.cpu().numpy())
         self.steps = self.counters.add("learner_steps", 1)
@@ -100,8 +102,17 @@ class Learner:
         return True
 
     def cut(self) -> bool:
-        """At a checkpoint everyone has the newest weights, as after a resume."""
+        """At a checkpoint everyone has the newest weights and nothing is on its way, as after a resume."""
+        self._fetched.clear()
         self._publish()
+        return True
+
+    def _fetch(self) -> bool:
+        sample = self.store.sample(self.config.batch * self.config.prefetch)
+        if sample is None:
+            return False
+        # Every prefetch-th draw, so that each batch is spread over the whole of the stratified draw.
+        self._fetched.extend(sample.part(i, self.config.prefetch) for i in range(self.config.prefetch))
         return True
 
     def _update(self, loss: Loss) -> bool:
@@ -147,12 +158,6 @@ class Learner:
         if config.optimizer == "rmsprop":
             return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum)
         return optim.SGD(weights, gradient)
-
-    def _device(self, tree: Tree) -> Tensors:
-        return {name: torch.from_numpy(x).to(self.device) for name, x in tree.items()}
-
-    def _weights(self, sample: Sample) -> torch.Tensor:
-        return torch.from_numpy(sample.weights).to(self.device)
 
     def _publish(self) -> None:
         self.params.publish(Weights(self.steps, self.vector.cpu().numpy()))

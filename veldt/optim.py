@@ -1,7 +1,7 @@
 """Optimizers on one flat vector: Adam, and the two RMSProps of the papers.
 
-Plain tensor operations: `torch.optim` takes over a second to import its compiler, and its RMSProp adds epsilon outside the
-square root where DQN's and A3C's add it inside.
+`torch.optim` takes over a second to import its compiler, and its RMSProp adds epsilon outside the square root where DQN's
+and A3C's add it inside.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,12 +36,16 @@ class Adam:
     def step(self, lr: float) -> None:
         b1, b2 = self.betas
         self.steps += 1
+        # lr * (mean / c1) / (sqrt(square / c2) + eps), with numerator and denominator multiplied by sqrt(c2)
+        scale = math.sqrt(1 - b2**self.steps)
+        size, eps = lr * scale / (1 - b1**self.steps), self.eps * scale
+        if self.weights.device.type == "cpu":  # one pass over memory instead of six
+            w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square))
+            _adam(w, g, m, s, b1, b2, size, eps)
+            return
         self.mean.lerp_(self.gradient, 1 - b1)
         self.square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
-        scale = math.sqrt(1 - b2**self.steps)
-        # lr * (mean / c1) / (sqrt(square) / scale + eps), with both sides multiplied by scale
-        denominator = self.square.sqrt().add_(self.eps * scale)
-        self.weights.addcdiv_(self.mean, denominator, value=-lr * scale / (1 - b1**self.steps))
+        self.weights.addcdiv_(self.mean, self.square.sqrt().add_(eps), value=-size)
 
     def state(self) -> dict[str, Array]:
         return {"mean": _host(self.mean), "square": _host(self.square), "steps": np.array(self.steps)}
@@ -98,6 +103,15 @@ class SGD:
 
     def load_state(self, state: dict[str, Any]) -> None:
         pass
+
+
+@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4)", cache=True, error_model="numpy")
+def _adam(w: Array, g: Array, m: Array, s: Array, b1: Any, b2: Any, size: Any, eps: Any) -> None:
+    one = np.float32(1)
+    for i in range(len(g)):
+        m[i] += (one - b1) * (g[i] - m[i])
+        s[i] = b2 * s[i] + (one - b2) * g[i] * g[i]
+        w[i] -= size * m[i] / (np.sqrt(s[i]) + eps)
 
 
 def _host(tensor: Tensor) -> Array:

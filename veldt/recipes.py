@@ -116,6 +116,7 @@ class Config:
             "learner.batch": self.learner.batch,
             "learner.target_every": self.learner.target_every,
             "learner.publish_every": self.learner.publish_every,
+            "learner.prefetch": self.learner.prefetch,
             "learner.trim_every": self.learner.trim_every,
             "learner.lr": self.learner.lr,
             "store.samples_per_insert": self.store.samples_per_insert,
@@ -158,7 +159,9 @@ class Config:
 
     def limiter(self, schema: Schema) -> Limiter:
         burst = self.actor.envs * schema.starts
-        return SamplesPerInsert.for_run(self.store.samples_per_insert, self.store.min_size, burst, self.learner.batch)
+        return SamplesPerInsert.for_run(
+            self.store.samples_per_insert, self.store.min_size, burst, self.learner.batch * self.learner.prefetch
+        )
 
     def explore(self, env_steps: int) -> float | Array:
         """Epsilon after so many env steps of the run."""
@@ -193,7 +196,12 @@ def dqn(env: str) -> Config:
             eval=EvalConfig(every=250_000, episodes=10),
             checkpoint=CheckpointConfig(every=250_000),
         )
-    return Config(recipe="dqn", env=env)
+    return Config(
+        recipe="dqn",
+        env=env,
+        algorithm=DQN(n=3, double=True),
+        learner=LearnerConfig(target_every=250, anneal=True, prefetch=4),
+    )
 
 
 RECIPES: dict[str, Callable[[str], Config]] = {"dqn": dqn}

@@ -14,6 +14,8 @@ import numpy as np
 from veldt.sumtree import SumTree
 from veldt.tree import Array
 
+FLOOR = 1e-6  # of priorities
+
 
 class Draw(NamedTuple):
     leaves: Array  # int64 [n]
@@ -22,6 +24,7 @@ class Draw(NamedTuple):
 
 class Selector(Protocol):
     once: bool  # an item is gone when drawn: the store is a queue
+    prioritized: bool  # draws depend on priorities
 
     def insert(self, leaves: Array, priorities: Array | None) -> None: ...
     def remove(self, leaves: Array) -> None: ...
@@ -41,6 +44,7 @@ class Prioritized:
     """
 
     once = False
+    prioritized = True
 
     def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4) -> None:
         self.alpha, self.beta = alpha, beta
@@ -55,8 +59,8 @@ class Prioritized:
 
     def update(self, leaves: Array, priorities: Array) -> None:
         check_priorities(priorities)
-        # An item is never lost to a priority of zero: it would have no mass and could not be drawn again.
-        mass = np.maximum(priorities.astype(np.float64), 1e-12) ** self.alpha
+        # Without a floor an item of priority zero would have no mass, and could never be drawn again.
+        mass = np.maximum(priorities.astype(np.float64), FLOOR) ** self.alpha
         self.tree.set(leaves, mass)
         if len(mass):
             self.largest = max(self.largest, float(mass.max()))
@@ -85,16 +89,30 @@ class Prioritized:
 
 
 class Uniform(Prioritized):
-    """Every item equally likely: priorities to the power zero."""
+    """Every item equally likely: a mass of one each, whatever its priority."""
+
+    prioritized = False
 
     def __init__(self, leaves: int) -> None:
         super().__init__(leaves, alpha=0.0, beta=0.0)
+
+    def insert(self, leaves: Array, priorities: Array | None) -> None:
+        if priorities is not None:
+            check_priorities(priorities)
+        super().insert(leaves, None)
+
+    def update(self, leaves: Array, priorities: Array) -> None:
+        check_priorities(priorities)
+
+    def weights(self, draw: Draw, size: int) -> Array:
+        return np.ones(len(draw.leaves), np.float32)
 
 
 class Fifo:
     """Every item once, oldest first."""
 
     once = True
+    prioritized = False
 
     def __init__(self, leaves: int) -> None:
         self.leaves = leaves

@@ -18,7 +18,7 @@ import psutil
 from veldt.block import Block, Schema
 from veldt.errors import UserError
 from veldt.limiters import Limiter
-from veldt.selectors import Selector
+from veldt.selectors import Selector, check_priorities
 from veldt.tree import PACKED, Array, Tree
 
 
@@ -28,6 +28,14 @@ class Sample(NamedTuple):
     starts: Tree  # columns [n, ...]
     weights: Array  # float32 [n], importance weights
     probability: Array  # float64 [n]
+
+    def part(self, first: int, every: int) -> Sample:
+        """Every so-many-th item, from the first on."""
+        if every == 1:
+            return self
+        keep = slice(first, None, every)
+        rows, starts = ({name: x[keep] for name, x in tree.items()} for tree in (self.rows, self.starts))
+        return Sample(self.keys[keep], rows, starts, self.weights[keep], self.probability[keep])
 
 
 class Store(Protocol):
@@ -119,6 +127,9 @@ class Replay:
     def update(self, keys: Array, priorities: Array) -> None:
         """New priorities for sampled items. Keys of blocks that are gone are ignored and counted."""
         assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
+        if not self.selector.prioritized:
+            check_priorities(priorities)
+            return
         serial, offset = np.divmod(keys, self.schema.starts)
         alive = serial >= self.oldest
         assert (serial < self.next).all(), "update: a key that no sample returned"
@@ -126,8 +137,6 @@ class Replay:
         if not alive.all():
             self.stale += int((~alive).sum())
             slot, offset, priorities = slot[alive], offset[alive], priorities[alive]
-        if self.selector.once:
-            return
         self.selector.update(slot * self.schema.starts + offset, priorities)
 
     def trim(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from veldt.block import Schema, Window
@@ -12,6 +14,41 @@ from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree
 
 Tensors = dict[str, Tensor]
+
+
+class Batch:
+    """Sampled windows. `batch[name]` is a column [B, T, ...] on the learner's device, moved there when first asked for.
+
+    `host` has the same columns as numpy arrays: what is small is computed there faster than on any device.
+    """
+
+    def __init__(self, host: Tree, starts: Tree, weights: Array, device: torch.device) -> None:
+        self.host, self.device = host, device
+        self.weights = torch.from_numpy(weights).to(device)  # [B]
+        self._host_starts = starts
+        self._moved: Tensors = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._moved:
+            self._moved[name] = torch.from_numpy(self.host[name]).to(self.device)
+        return self._moved[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.host)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.host
+
+    @property
+    def starts(self) -> Tensors:
+        """Columns [B, ...] of the window starts: the recurrent state."""
+        return {name: torch.from_numpy(x).to(self.device) for name, x in self._host_starts.items()}
+
+    def select(self, index: Array) -> Batch:
+        """Some of the windows."""
+        host = {name: x[index] for name, x in self.host.items()}
+        starts = {name: x[index] for name, x in self._host_starts.items()}
+        return Batch(host, starts, self.weights.cpu().numpy()[index], self.device)
 
 
 class Loss(NamedTuple):
@@ -43,5 +80,5 @@ class Algorithm(Protocol):
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
         """Initial priorities [..., S] of block columns [..., R, ...] from what acting recorded; None: the largest."""
 
-    def loss(self, net: nn.Module, target: nn.Module, rows: Tensors, starts: Tensors, weights: Tensor) -> Loss:
-        """Rows are [B, T, ...] of `window`; weights [B]."""
+    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
+        """The batch holds windows [B, T, ...], T = window.rows."""

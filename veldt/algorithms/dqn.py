@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veldt import callables
-from veldt.algorithms.base import Loss, Tensors
+from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.block import Schema, Window, observation
 from veldt.errors import UserError
 from veldt.nets import QHead, QNetwork, features_of, torso_for
@@ -91,7 +91,7 @@ class DQN:
             )
         return net
 
-    def observe(self, rows: Tensors, at: int) -> Tensor | dict[str, Tensor]:
+    def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
         """What the network sees at row `at` of rows [B, T, ...]."""
         out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked)
         return out
@@ -115,45 +115,40 @@ class DQN:
         v_t = np.take_along_axis(columns["v"], rows + step.m, axis=-1)
         td = step.reward + step.discount * v_t - columns["q"][..., : len(rows)]
         before = schema.window.before
-        return np.asarray(np.abs(td[..., before : before + schema.fresh]) + 1e-6)
+        return np.asarray(np.abs(td[..., before : before + schema.fresh]))
 
-    def loss(self, net: nn.Module, target: nn.Module, rows: Tensors, starts: Tensors, weights: Tensor) -> Loss:
+    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         # Row `at` is s_tm1, where the action was taken; reward and discount of arriving at later rows make the return,
         # and row at + m is s_t, where the return is bootstrapped.
         at = self.history - 1
-        step = self._returns_of(rows, at)
-        a_tm1 = rows["action"][:, at]
-        q_tm1 = net(self.observe(rows, at)).gather(1, a_tm1[:, None])[:, 0]  # [B]
+        step = self._returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
+        r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
+        q_tm1 = net(self.observe(batch, at)).gather(1, batch["action"][:, at : at + 1]).squeeze(1)  # [B]
         with torch.no_grad():
-            s_t = self._bootstrap(rows, at, step)
+            s_t = self._bootstrap(batch, at, step)
             q_t = target(s_t)
-            chooser = net(s_t) if self.double else q_t
-            v_t = q_t.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
-            y = step.reward[:, 0] + step.discount[:, 0] * v_t
-        td = y - q_tm1
-        error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * td.square()
-        loss = (weights * error).mean()
-        return Loss({"": loss}, td.detach().abs() + 1e-6, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
-
-    def _returns_of(self, rows: Tensors, at: int) -> NStep:
-        columns = [rows[name][:, at:] for name in ("reward", "discount", "last")]
-        if columns[0].device.type == "cpu":  # on arrays this small numpy takes a third of torch's time
-            return NStep(*(torch.from_numpy(x) for x in self._returns(*(c.numpy() for c in columns))))
-        return self._returns(*columns)
+            v_t = q_t.gather(1, net(s_t).argmax(1, keepdim=True)).squeeze(1) if self.double else q_t.amax(1)
+            y = torch.addcmul(r_t, discount_t, v_t)
+            priorities = (y - q_tm1).abs_()
+        error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * (y - q_tm1).square()
+        loss = torch.dot(batch.weights, error) / len(error)
+        return Loss({"": loss}, priorities, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
 
     def _returns(self, reward: Any, discount: Any, last: Any) -> NStep:
         if self.clip_reward:
             reward = reward.clip(-self.clip_reward, self.clip_reward)
         return n_step(reward, discount, last, self.n, self.gamma)
 
-    def _bootstrap(self, rows: Tensors, at: int, step: NStep) -> Tensor | dict[str, Tensor]:
+    def _bootstrap(self, batch: Batch, at: int, step: NStep) -> Tensor | dict[str, Tensor]:
         """The observations at row at + m. Where m < n and the episode terminated, any will do: the discount is 0."""
-        s_t = self.observe(rows, at + self.n)
+        s_t = self.observe(batch, at + self.n)
+        if self.n == 1:
+            return s_t
         truncated = (step.m < self.n) & (step.discount > 0)  # [B, 1]
-        if truncated.any():  # rare, so only these rows are stacked again
+        if truncated.any():  # rare, so only these are stacked again
             for k in range(1, self.n):
-                short = torch.nonzero((truncated & (step.m == k))[:, 0])[:, 0]
-                s_t = _put(s_t, short, self.observe({name: x[short] for name, x in rows.items()}, at + k))
+                short = np.flatnonzero(truncated & (step.m == k))
+                s_t = _put(s_t, torch.from_numpy(short).to(batch.device), self.observe(batch.select(short), at + k))
         return s_t
 
 

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from torch.nn import functional as F
 
+from veldt.algorithms.base import Batch
 from veldt.algorithms.dqn import DQN
 from veldt.bench.timing import alternate, machine
 from veldt.block import Block, BlockId, Schema, window_items
@@ -99,7 +100,7 @@ def bare_step(learner: Learner, batch: int) -> Any:
     assert isinstance(algorithm, DQN)
     sample = learner.store.sample(batch)
     assert sample is not None
-    rows = {name: torch.from_numpy(x).to(device).contiguous() for name, x in sample.rows.items()}
+    rows = Batch(sample.rows, sample.starts, sample.weights, device)
     at = algorithm.history - 1
     s_tm1, s_t = algorithm.observe(rows, at), algorithm.observe(rows, at + algorithm.n)
     assert isinstance(s_tm1, torch.Tensor) and isinstance(s_t, torch.Tensor)
