@@ -241,7 +241,7 @@ def _write(path: Path, arrays: Tree) -> dict[str, Any]:
     free = shutil.disk_usage(path.parent).free
     if free < need:
         raise OSError(f"{format_bytes(need)} are needed in {path.parent}, {format_bytes(free)} are free")
-    save_file({name: np.ascontiguousarray(x) for name, x in arrays.items()}, path)
+    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     fingerprint = _fingerprint(path)

@@ -239,7 +239,7 @@ class Replay:
         ):
             for name, array in arrays.items():
                 saved = blocks[f"{kind}/{name}"][wanted]
-                if name == PACKED and array.dtype.itemsize:
+                if name == PACKED:
                     saved = np.ascontiguousarray(saved).view(array.dtype).reshape(len(slots), size)
                 array.reshape(self.slots, size, *array.shape[1:])[slots] = saved
 

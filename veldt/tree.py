@@ -62,13 +62,13 @@ class Layout:
 
     def zeros(self, *leading: int) -> Tree:
         storage = {name: np.zeros((*leading, *c.shape), c.dtype) for name, c in self.large.items()}
-        storage[PACKED] = np.zeros(leading, self.record)
+        if self.record.names:
+            storage[PACKED] = np.zeros(leading, self.record)
         return storage
 
     def columns(self, storage: Tree) -> Tree:
         """Every column by name, as views into the storage."""
-        packed = storage[PACKED]
-        return {name: storage[name] if name in self.large else packed[name] for name in self.spec}
+        return {name: storage[name] if name in self.large else storage[PACKED][name] for name in self.spec}
 
 
 def read_only(tree: Tree) -> Tree:
