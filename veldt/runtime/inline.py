@@ -46,14 +46,13 @@ class InlineNodes:
         return {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}
 
     def cut(self) -> None:
-        """The store may say "not now" to the flushed blocks: then the other workers go on until it takes them."""
-        waiting = self._with("cut")
-        while True:
-            waiting = {name: thing for name, thing in waiting.items() if not thing.cut()}
-            if not waiting:
-                return
-            others = [worker.step() for name, worker in self._workers.items() if name not in waiting]
-            if not any(others):
+        """The store may say "not now" to the flushed blocks: then the other workers go on until it takes them.
+
+        All are asked again after that, so that in the end nobody has moved since the cut.
+        """
+        things = self._with("cut")
+        while waiting := [name for name, thing in things.items() if not thing.cut()]:
+            if not any([worker.step() for name, worker in self._workers.items() if name not in waiting]):
                 raise Stuck(f"{', '.join(waiting)} cannot bring its blocks into the store; look at its limiter")
 
     def reset(self, number: int) -> None:
