@@ -20,10 +20,17 @@ class Actor:
     """A worker: each `step()` moves every group of environments on by one step, where the policy is ready for it."""
 
     def __init__(
-        self, env: EnvLike, n: int, policy: Policy, counters: Counters, seed: int, name: str = "actor/0", groups: int = 1
+        self,
+        env: EnvLike,
+        n: int,
+        policy: Policy,
+        counters: Counters,
+        seed: int,
+        name: str = "actor/0",
+        groups: tuple[int, ...] = (0,),  # names for the policy, unique among all who share it
     ) -> None:
         self.policy, self.counters, self.seed, self.name = policy, counters, seed, name
-        self.groups = [Group(make_env(env, n)) for _ in range(groups)]
+        self.groups = {number: Group(make_env(env, n)) for number in groups}
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
@@ -31,7 +38,7 @@ class Actor:
 
     def step(self) -> bool:
         worked = False
-        for number, group in enumerate(self.groups):
+        for number, group in self.groups.items():
             if group.record is not None and self.policy.send(number, group.record):
                 group.record = None
             if group.record is None:
@@ -40,7 +47,7 @@ class Actor:
 
     def reset(self, number: int) -> None:
         """Begins new episodes everywhere; the environments' seeds follow from the run's seed and `number`."""
-        for index, group in enumerate(self.groups):
+        for index, group in self.groups.items():
             self.policy.reset(index)
             group.begin(derive(self.seed, "env", self.name, index, number))
 
@@ -49,7 +56,7 @@ class Actor:
 
         The episodes that this cuts short are left out of the returns. `reset` must follow.
         """
-        return all([self._cut(number, group) for number, group in enumerate(self.groups)])
+        return all([self._cut(number, group) for number, group in self.groups.items()])
 
     def _cut(self, number: int, group: Group) -> bool:
         if not group.ending:
@@ -91,7 +98,10 @@ class Actor:
 
     def metrics(self) -> dict[str, float]:
         """Returns are those of exploring episodes, the mean of the last 100."""
-        metrics = {"episodes": float(self.episodes), "bad_observations": float(sum(g.envs.bad for g in self.groups))}
+        metrics = {
+            "episodes": float(self.episodes),
+            "bad_observations": float(sum(g.envs.bad for g in self.groups.values())),
+        }
         if self.returns:
             metrics["train_return"] = float(np.mean(self.returns))
             metrics["train_length"] = float(np.mean(self.lengths))
@@ -106,7 +116,7 @@ class Actor:
         self.lengths.extend(state["lengths"])
 
     def close(self) -> None:
-        for group in self.groups:
+        for group in self.groups.values():
             group.envs.close()
 
 

@@ -2,7 +2,7 @@
 
     program = Program()
     store = program.add("store", Replay, schema, ...)
-    program.add("learner", Learner, algorithm, env, store, ..., on="store")
+    program.add("learner", Learner, algorithm, env, store, ..., on=store)
 
 `add` returns a Ref. Refs are passed as plain arguments: whoever builds the node puts the object, or a way to reach it, in
 their place. Nothing is built before the runtime starts.
@@ -17,6 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+
+class Incarnation:
+    """Stands, in the arguments of a node, for how often it was restarted: 0 for its first life."""
+
+
+INCARNATION: Any = Incarnation()
 
 
 class Ref(NamedTuple):
@@ -39,20 +46,26 @@ class Node:
 @dataclass
 class Program:
     nodes: dict[str, Node] = field(default_factory=dict)
+    prefix: str = ""
+
+    def scope(self, prefix: str) -> Program:
+        """The same program, under a name: what is added to it is called prefix/name."""
+        return Program(self.nodes, f"{self.prefix}{prefix}/")
 
     def add(
         self,
         name: str,
         build: Callable[..., Any],
         *args: Any,
-        on: str | Ref | None = None,
+        on: Any = None,  # the Ref of the node whose process to share
         gpus: float = 0,
         restart: bool = True,
         **kwargs: Any,
     ) -> Any:
         """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
+        name = self.prefix + name
         assert name not in self.nodes, f"two nodes are named {name}"
-        place = on.name if isinstance(on, Ref) else on
+        place = None if on is None else on.name
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in _refs((args, kwargs)):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
@@ -70,12 +83,14 @@ def _refs(value: Any) -> list[Ref]:
     return []
 
 
-def resolve(value: Any, nodes: dict[str, Any]) -> Any:
+def resolve(value: Any, nodes: dict[str, Any], incarnation: int = 0) -> Any:
     """The value with every Ref replaced by what `nodes` has under its name."""
     if isinstance(value, Ref):
         return nodes[value.name]
+    if value is INCARNATION:
+        return incarnation
     if type(value) in (list, tuple):
-        return type(value)(resolve(part, nodes) for part in value)
+        return type(value)(resolve(part, nodes, incarnation) for part in value)
     if type(value) is dict:
-        return {key: resolve(part, nodes) for key, part in value.items()}
+        return {key: resolve(part, nodes, incarnation) for key, part in value.items()}
     return value

@@ -98,7 +98,7 @@ class Config:
     """Where the learner's tensors live: cpu or cuda."""
     threads: int = 1
     """Threads for tensor operations."""
-    algorithm: DQN = field(default_factory=DQN)
+    algorithm: Any = field(default_factory=DQN)  # an Algorithm; Any, so that the flags are those of the one it holds
     actor: ActorConfig = field(default_factory=ActorConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -311,7 +311,7 @@ class Session:
         config, say = self.config, self.screen.say
         seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())
         say(f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}")
-        say(f"network: {parameters:,} parameters on {config.device}; history {config.algorithm.history}")
+        say(f"network: {parameters:,} parameters on {config.device}; history {config.algorithm.window.history}")
         say(f"store: {size.capacity:,} items, {format_bytes(size.nbytes)} when full ({config.store.selector})")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(size.nbytes))

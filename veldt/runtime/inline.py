@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from veldt.counters import Counters
 from veldt.program import Program, resolve
 from veldt.runtime.base import Nodes, Stuck
 
@@ -28,7 +29,7 @@ class InlineNodes:
     def __init__(self, objects: dict[str, Any]) -> None:
         self.objects = objects
         self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
-        self._counters = objects["counters"]
+        self._counters = [x for x in objects.values() if isinstance(x, Counters)]
 
     def step(self) -> None:
         """One round: every worker once. In one thread, a round without work means that none will ever come."""
@@ -39,8 +40,7 @@ class InlineNodes:
             raise Stuck(f"none of {', '.join(self._workers)} can do any work; look at the store's limiter and capacity")
 
     def count(self, name: str) -> int:
-        count: int = self._counters.get(name)
-        return count
+        return sum(counters.get(name) for counters in self._counters)
 
     def metrics(self) -> dict[str, float]:
         return {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}

@@ -10,7 +10,7 @@ from veldt.counters import Counters
 from veldt.learner import Learner
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
-from veldt.program import Program
+from veldt.program import INCARNATION, Program
 from veldt.recipes import Config
 from veldt.recorder import Recorder
 from veldt.seeds import derive
@@ -51,7 +51,9 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     policy = program.add(
         "policy/0", LocalPolicy, algorithm, env, params, counters, config.explore, derive(seed, "policy", 0), on=learner
     )
-    recorder = program.add("recorder/0", Recorder, policy, store, algorithm, schema, on=learner)
+    recorder = program.add(
+        "recorder/0", Recorder, policy, store, algorithm, schema, actor=0, incarnation=INCARNATION, on=learner
+    )
     program.add("actor/0", Actor, config.env, config.actor.envs, recorder, counters, seed, on=learner)
     if config.eval.every:
         greedy = program.add(
