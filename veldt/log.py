@@ -161,6 +161,9 @@ class Metrics:
             sink.close()
 
 
+PLAIN_EVERY = 5.0  # seconds between two plain lines; evaluations are always told
+
+
 class Screen:
     """A live table on a terminal, plain lines elsewhere."""
 
@@ -168,8 +171,8 @@ class Screen:
         self.title, self.steps, self.quiet = title, steps, quiet
         self.console = Console(stderr=False)
         self._live: Live | None = None
-        self._best_eval: float | None = None
         self._latest: dict[str, Any] = {}
+        self._spoke = -math.inf  # when the last plain line was printed
         if not quiet and self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=False)
             self._live.start()
@@ -182,8 +185,9 @@ class Screen:
         self._latest |= {key: x for key, x in line.items() if x is not None}
         if self._live is not None:
             self._live.update(self._table(self._latest))
-        elif not self.quiet:
-            self.console.print(self._text(line), highlight=False, soft_wrap=True)
+        elif not self.quiet and (time.monotonic() - self._spoke >= PLAIN_EVERY or "eval_return" in line):
+            self._spoke = time.monotonic()
+            self.say(self._text(line))
 
     def close(self) -> None:
         if self._live is not None:

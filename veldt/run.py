@@ -152,6 +152,15 @@ def load_config(path: Path) -> Config:
     return config
 
 
+def check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"There is no device {name!r}; use cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("No CUDA device is available here; use --device cpu.")
+
+
 class Session:
     """One stretch of training, from start or checkpoint to the end or an interruption."""
 
@@ -168,6 +177,7 @@ class Session:
 
     def run(self) -> Run:
         config = self.config
+        check_device(config.device)
         envs = make_env(config.env)
         env = envs.spec
         envs.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from veldt.tree import Array, Spec, Tree, spec
 
 EnvLike = str | Callable[[], gym.Env[Any, Any]]
 BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
+
+PACKAGES = {"ALE/": ("ale_py", "atari")}  # by prefix of the id: the package that registers it, and our extra
 
 log = logging.getLogger("veldt")
 
@@ -169,6 +172,12 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
         factory = callables.find(env)
         if factory is not None:
             return factory
+    package, extra = next((x for prefix, x in PACKAGES.items() if env.startswith(prefix)), ("", ""))
+    if package:
+        try:
+            importlib.import_module(package)  # registers its environments
+        except ImportError:
+            raise UserError(f"{env} needs {package}; install it with: pip install 'veldt[{extra}]'.") from None
     try:
         gym.spec(env)
     except gym.error.Error:
