@@ -88,15 +88,15 @@ class Checkpoints:
                 part.unlink(missing_ok=True)
             return False
 
-    def load(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies; None if there is none at all."""
-        self._clean()
+    def load(self, blocks: bool = True) -> Checkpoint | None:
+        """The newest checkpoint that verifies, with its block files or without; None if there is none at all."""
         worst: list[str] = []
         damaged: Checkpoint | None = None
         for path in self._paths():
             try:
                 checkpoint = self._verify(path)
-                bad = [file["file"] for file in self._files(checkpoint.manifest) if not self._is_sound(file)]
+                files = self._files(checkpoint.manifest) if blocks else ()
+                bad = [file["file"] for file in files if not self._is_sound(file)]
             except Corrupt as error:
                 log.warning("checkpoint %s is not used: %s", path.name, error)
                 worst.append(f"{path.name}: {error}")
@@ -226,8 +226,8 @@ class Checkpoints:
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
 
-    def _clean(self) -> None:
-        """Removes what a killed writer left behind."""
+    def clean(self) -> None:
+        """Removes what a killed writer left behind. For whoever holds the run directory, and no one else."""
         for path in (*self.directory.glob(".aside-*"), *self.blocks.glob(".aside-*")):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

@@ -45,7 +45,7 @@ class SamplesPerInsert:
         return cls(ratio, min_size, tolerance=2 * ratio * burst + batch)
 
     def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool:
-        if size < self.min_size:
+        if size < max(1, self.min_size):
             return True
         return self.ratio * (inserted + items - self.min_size) - sampled <= self.tolerance
 

@@ -67,7 +67,7 @@ class Run:
     def policy(self) -> LocalPolicy:
         """The greedy policy of the last weights."""
         config = self.config
-        checkpoint = self.checkpoints().load()
+        checkpoint = self.checkpoints().load(blocks=False)
         if checkpoint is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
         env = make_env(config.env).spec
@@ -87,7 +87,7 @@ class Run:
 
     def weights_hash(self) -> str:
         """sha256 of the last weights, by name and value."""
-        checkpoint = self.checkpoints().load()
+        checkpoint = self.checkpoints().load(blocks=False)
         assert checkpoint is not None, self.path
         digest = hashlib.sha256()
         for name, array in sorted(checkpoint.weights().items()):
@@ -192,6 +192,7 @@ class Session:
         try:
             with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
                 self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
+                self.checkpoints.clean()
                 self.checkpoint = self.checkpoints.load()
                 self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
                 self._introduce(env, size, parameters)
