@@ -7,7 +7,7 @@ import os
 import sys
 
 from veldt import __version__
-from veldt.errors import UserError, did_you_mean
+from veldt.errors import Diverged, UserError, did_you_mean
 
 COMMANDS = {
     "recipes": "list what can be trained",
@@ -51,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"veldt: {error}", file=sys.stderr)
         return 2
+    except Diverged as error:
+        print(f"veldt: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
         return int(getattr(error, "code", 130))
     except BrokenPipeError:  # the reader of our output, such as head, has gone

@@ -10,6 +10,10 @@ class UserError(Exception):
     """One sentence that says what is wrong and what to do. The CLI prints it and exits with code 2."""
 
 
+class Diverged(Exception):
+    """The loss was not finite many times in a row. The CLI prints this and exits with code 1."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean a, b?' or nothing."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)

@@ -14,6 +14,7 @@ import torch
 from veldt import optim, params
 from veldt.algorithms.base import Algorithm, Batch, Loss
 from veldt.counters import Counters
+from veldt.errors import Diverged
 from veldt.params import Params, Weights
 from veldt.step import EnvSpec
 from veldt.store import Sample, Store
@@ -48,10 +49,6 @@ class LearnerConfig:
     """Batches drawn from the store at once; priorities come back that much later."""
     trim_every: int = 100
     """Updates between two trims of the store to its capacity."""
-
-
-class Diverged(RuntimeError):
-    """The loss was not finite many times in a row."""
 
 
 class Learner:
@@ -122,7 +119,8 @@ class Learner:
             inputs = [p for name, p in self.net.named_parameters() if name.startswith(group)] if group else None
             value.backward(retain_graph=number + 1 < len(loss.losses), inputs=inputs)  # type: ignore[no-untyped-call]
         norm = float(torch.linalg.vector_norm(self.gradient))
-        if not np.isfinite(norm):
+        # A Huber loss has a finite gradient even where the loss is infinite: both are looked at.
+        if not np.isfinite([norm, *map(float, loss.losses.values())]).all():
             self._skip()
             return False
         self._bad_in_a_row = 0
@@ -143,11 +141,11 @@ class Learner:
     def _skip(self) -> None:
         self.bad += 1
         self._bad_in_a_row += 1
-        log.warning("learner: update %d skipped, its gradient is not finite", self.steps + 1)
+        log.warning("learner: update %d skipped: its loss or gradient is not finite", self.steps + 1)
         if self._bad_in_a_row >= BAD_IN_A_ROW:
             raise Diverged(
-                f"learner: {BAD_IN_A_ROW} updates in a row were not finite; lower learner.lr, or look at the rewards "
-                "and observations (the last checkpoint is from before)"
+                f"The learner diverged: {BAD_IN_A_ROW} updates in a row were not finite. Lower learner.lr, or look at the "
+                "scale of the rewards and observations; the last checkpoint is from before."
             )
 
     def _optimizer(self, group: str) -> optim.Optimizer:

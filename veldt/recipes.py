@@ -19,10 +19,11 @@ from veldt.algorithms.dqn import DQN
 from veldt.block import Schema
 from veldt.errors import UserError, did_you_mean
 from veldt.learner import LearnerConfig
-from veldt.limiters import Limiter, SamplesPerInsert
-from veldt.selectors import Prioritized, Selector, Uniform
+from veldt.limiters import SamplesPerInsert
+from veldt.seeds import derive
+from veldt.selectors import Prioritized, Uniform
 from veldt.step import EnvSpec
-from veldt.store import Size, plan_size
+from veldt.store import Replay, Size, plan_size
 from veldt.tree import Array
 
 
@@ -144,7 +145,7 @@ class Config:
 
     def store_size(self, schema: Schema) -> Size:
         size = plan_size(self.store.capacity, schema, self.store.slack)
-        least = max(self.store.min_size, self.learner.batch)
+        least = max(self.store.min_size, 1)
         if size.capacity < least:
             raise UserError(
                 f"A store of {size.capacity:,} items never holds the {least:,} that learning starts with; raise "
@@ -152,16 +153,18 @@ class Config:
             )
         return size
 
-    def selector(self, leaves: int) -> Selector:
-        if self.store.selector == "prioritized":
-            return Prioritized(leaves, self.store.alpha, self.store.beta)
-        return Uniform(leaves)
-
-    def limiter(self, schema: Schema) -> Limiter:
-        burst = self.actor.envs * schema.starts
-        return SamplesPerInsert.for_run(
-            self.store.samples_per_insert, self.store.min_size, burst, self.learner.batch * self.learner.prefetch
+    def make_store(self, schema: Schema) -> Replay:
+        size, store = self.store_size(schema), self.store
+        leaves = size.slots * schema.starts
+        selector = Prioritized(leaves, store.alpha, store.beta) if store.selector == "prioritized" else Uniform(leaves)
+        limiter = SamplesPerInsert.for_run(
+            store.samples_per_insert,
+            store.min_size,
+            burst=self.actor.envs * schema.starts,
+            batch=self.learner.batch * self.learner.prefetch,
         )
+        seed = derive(self.seed, "store")
+        return Replay(schema, selector, limiter, size.capacity, size.slots, store.slack, seed)
 
     def explore(self, env_steps: int) -> float | Array:
         """Epsilon after so many env steps of the run."""

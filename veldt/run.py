@@ -173,7 +173,6 @@ class Session:
         self.evaluations = 0
         self.rates_from = {"env_steps": 0, "learner_steps": 0}
         self.restored = False
-        self.cost_s = 0.0  # spent on the last checkpoint
 
     def run(self) -> Run:
         config = self.config
@@ -189,25 +188,24 @@ class Session:
         torch.set_num_threads(config.threads)
         parameters = sum(p.numel() for p in config.algorithm.network(env).parameters())
         self._claim()
-        try:
-            with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
-                self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
-                self.checkpoints.clean()
-                self.checkpoint = self.checkpoints.load()
-                self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
-                self._introduce(env, size, parameters)
-                self._write_config()
-                self.metrics = Metrics(self._sinks())
-                try:
-                    with self._signals():
-                        RUNTIMES[config.runtime]().run(program, self.until)
-                finally:
-                    self.metrics.close()
-                    self.screen.close()
-                self._conclude()
-        except BaseException:
-            log.info("stopped by an error", exc_info=True)
-            raise
+        with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
+            self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
+            self.checkpoints.clean()
+            self.checkpoint = self.checkpoints.load()
+            self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
+            self._introduce(env, size, parameters)
+            self._write_config()
+            self.metrics = Metrics(self._sinks())
+            try:
+                with self._signals():
+                    RUNTIMES[config.runtime]().run(program, self.until)
+            except Exception:
+                log.info("stopped by an error", exc_info=True)  # in the log file; whoever called us shows it
+                raise
+            finally:
+                self.metrics.close()
+                self.screen.close()
+            self._conclude()
         if self.interrupted:
             raise Interrupted(self.interrupted, self.path)
         return Run(self.path)

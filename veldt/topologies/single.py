@@ -15,25 +15,13 @@ from veldt.recipes import Config
 from veldt.recorder import Recorder
 from veldt.seeds import derive
 from veldt.step import EnvSpec
-from veldt.store import Replay
 
 
 def single(program: Program, config: Config, env: EnvSpec) -> None:
     algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
-    size = config.store_size(schema)
     counters = program.add("counters", Counters)
     params = program.add("params", LatestParams)
-    store = program.add(
-        "store",
-        Replay,
-        schema,
-        config.selector(size.slots * schema.starts),
-        config.limiter(schema),
-        size.capacity,
-        size.slots,
-        config.store.slack,
-        derive(seed, "store"),
-    )
+    store = program.add("store", config.make_store, schema)
     # The learner comes before the policies: the first weights are its own.
     learner = program.add(
         "learner",
