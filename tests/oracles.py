@@ -208,7 +208,7 @@ class Rig:
         self.tap = Tap(self.store)
         self.log = Log(LocalPolicy(tracer, probe.spec, LatestParams(), counters, lambda _: 1.0, seed=3))
         self.recorder = Recorder(self.log, self.tap, tracer, self.schema, **kwargs)
-        self.actor = Actor(env, n, self.recorder, counters, seed=5, groups=groups)
+        self.actor = Actor(env, n, self.recorder, counters, seed=5, groups=tuple(range(groups)))
         self.resets = 0
         probe.close()
 
@@ -234,18 +234,25 @@ class Rig:
                 out += [(number, o, lane) for o in starts if o < stop]
         return out
 
-    def check(self, rows: dict[str, Any], starts: dict[str, Any], gapless: bool = True) -> None:
-        """Rows [T] of one sampled window and its start, against the log and against the environment's own words."""
+    def check(self, rows: dict[str, Any], starts: dict[str, Any], gapless: bool) -> None:
+        """Rows [T] of one sampled window and its start, against the log and against the environment's own words.
+
+        `gapless`: no flush was without a reset, so that the recorder remembers all that the policy does.
+        """
         window = self.schema.window
         number, position, lane = rows["place"][window.before].tolist()
         stream = self.log.streams[number]
         for j in range(window.rows):
             at = position + j - window.before
-            there = 0 <= at < len(stream.rows) and bool(stream.rows[at]["valid"][lane])
+            truth = stream.rows[at] if 0 <= at < len(stream.rows) else None
+            if at < 0 and not gapless and rows["valid"][j]:  # a flush that had nothing to send keeps the context
+                earlier, position_then, _ = rows["place"][j]
+                truth = self.log.streams[earlier].rows[position_then]
+                assert self.log.streams[earlier].flushed
+            there = truth is not None and bool(truth["valid"][lane])
             assert rows["valid"][j] == there, (j, at, rows["valid"], "padding where, and only where, the stream has no row")
             if not there:
                 continue
-            truth = stream.rows[at]
             for name in rows:
                 assert (rows[name][j] == truth[name][lane]).all(), (name, j, rows[name][j], truth[name][lane])
             obs = rows["obs"][j]
@@ -264,8 +271,12 @@ class Rig:
                 seen = stack_history(*columns, at, window.history)
                 assert (rows["seen"][j] == seen).all(), "the policy saw what the learner will see"
         row = position - window.before + window.history - 1  # the first after the history
+        if row < 0 and not gapless:
+            return
         steps = stream.rows[row]["steps"][lane] if row >= 0 else 0
         assert starts["steps"] == steps, "the recurrent state is that before the first row after the history"
+        begins = [at for at in range(row + 1) if stream.rows[at]["first"][lane]]
+        assert not begins or steps == row - begins[-1], "and it is zero where an episode begins"
 
 
 def tensors(*arrays: Any) -> list[Any]:

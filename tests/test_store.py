@@ -274,6 +274,18 @@ def test_a_queue_drops_nothing_that_was_not_read(capacity, slots, items):
     assert store.evicted == 0 and store.size == len(taken) * sum(items)
 
 
+def test_a_loaded_queue_goes_on_in_order_where_the_ring_wraps():
+    store, again = (make_store(Fifo, Queue(100), slots=3) for _ in range(2))
+    for sequence in range(4):
+        store.insert(block(sequence), None)
+        if sequence < 2:
+            store.sample(S)
+    again.load_state(store.state())
+    first, _, blocks = store.blocks(0)
+    again.load_blocks(first, blocks)
+    assert again.sample(2 * S).keys.tolist() == list(range(2 * S, 4 * S))
+
+
 def test_a_queue_forgets_a_block_that_could_not_be_read_back():
     store = make_store(Fifo, Queue(100))
     for sequence in range(3):
@@ -294,6 +306,15 @@ def test_sample_returns_at_once_in_any_state(selector):
     assert store.sample(512).keys.tolist() == [S + 1] * 512, "one item, of priority zero"
     store.drop_blocks(0, 9)
     assert store.sample(1) is None, "all items lost"
+
+
+def test_slack_is_used_by_inserts_and_given_back_by_trim():
+    store = make_store(capacity=2 * S, slots=8, slack=0.5)
+    sizes = [store.insert(block(sequence), None) and store.size for sequence in range(5)]
+    assert sizes == [S, 2 * S, 3 * S, 3 * S, 3 * S]
+    store.trim()
+    store.check_valid()
+    assert store.size == 2 * S and store.oldest == 3
 
 
 def test_a_block_larger_than_the_store_is_taken_and_trimmed():
@@ -397,6 +418,33 @@ def test_a_store_of_a_window_without_state_is_saved_too():
     first, stop, blocks = store.blocks(0)
     again.load_blocks(first, blocks)
     assert (first, stop) == (2, 10) and everything(again) == everything(store)
+
+
+def test_blocks_that_are_gone_are_not_loaded():
+    """An older file of blocks, some of them evicted since, leaves the newer blocks alone."""
+    store, again = make_store(slots=3), make_store(slots=3)
+    for sequence in range(2):
+        store.insert(block(sequence), None)
+    old = store.blocks(0)
+    for sequence in range(2, 5):
+        store.insert(block(sequence), None)
+    again.load_state(store.state())
+    for first, _, blocks in (store.blocks(2), old):
+        again.load_blocks(first, blocks)
+    assert everything(again) == everything(store)
+
+
+def test_the_parts_of_a_sample_are_the_sample():
+    store = make_store()
+    for sequence in range(4):
+        store.insert(block(sequence), np.arange(S) + 1.0)
+    sample = store.sample(12)
+    parts = [sample.part(first, 3) for first in range(3)]
+    assert sorted(key for part in parts for key in part.keys.tolist()) == sorted(sample.keys.tolist())
+    for part in parts:
+        check_sample(part, {sequence: block(sequence) for sequence in range(4)})
+        assert len(part.weights) == len(part.probability) == 4
+    assert sample.part(0, 1) is sample
 
 
 @pytest.mark.parametrize(

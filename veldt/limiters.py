@@ -59,7 +59,8 @@ class SamplesPerInsert:
 class Queue:
     """Inserts wait while `capacity` items or more are unread, samples until a whole batch is there.
 
-    The capacity must be at least one batch. The last insert may exceed it, by less than one block.
+    The capacity must be at least one batch, and the store must have a slot for each item of it: a block may hold but
+    one. The last insert may exceed the capacity, by less than one block.
     """
 
     capacity: int

@@ -145,11 +145,11 @@ class Config:
 
     def store_size(self, schema: Schema) -> Size:
         size = plan_size(self.store.capacity, schema, self.store.slack)
-        least = max(self.store.min_size, 1)
-        if size.capacity < least:
+        # The last record of an episode is no item: with episodes of one step, half of the store's rows are.
+        if 2 * self.store.min_size > size.capacity:
             raise UserError(
-                f"A store of {size.capacity:,} items never holds the {least:,} that learning starts with; raise "
-                "store.capacity or lower store.min_size."
+                f"A store of {size.capacity:,} items may never hold the {self.store.min_size:,} that learning starts with; "
+                "store.min_size must be at most half of store.capacity."
             )
         return size
 

@@ -51,8 +51,10 @@ class Recorder:
 
     def flush(self, group: int) -> bool:
         tape = self._tapes.get(group)
-        if tape is not None and tape.end > self.schema.window.before:
-            self._emit(tape, self.schema.fresh)
+        if tape is not None:
+            while (steps := tape.end - self.schema.window.before) > 0:  # may be more than one block's
+                self._emit(tape, self.schema.fresh)
+                tape.drop(min(steps, self.schema.fresh))
             tape.clear()
         return self._insert() and self.policy.flush(group)
 
@@ -86,6 +88,7 @@ class Recorder:
         items = window_items(columns["valid"], columns["last"], window, self.schema.fresh)
         items[:, fresh // window.stride :] = False
         priorities = self.algorithm.priority(columns, self.schema)
+        items.flags.writeable = False
         read_only(rows), read_only(starts)
         for lane in range(len(items)):
             if not items[lane].any():

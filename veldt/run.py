@@ -320,7 +320,10 @@ class Session:
         config, say = self.config, self.screen.say
         seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())
         say(f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}")
-        say(f"network: {parameters:,} parameters on {config.device}; history {config.algorithm.window.history}")
+        history = config.algorithm.window.history
+        keys = getattr(config.algorithm, "stacked", ()) or [name.removeprefix("obs/") for name in env.observation]
+        stacking = f"; stacks {history} of {', '.join(keys)}" if history > 1 else ""
+        say(f"network: {parameters:,} parameters on {config.device}{stacking}")
         say(f"store: {size.capacity:,} items, {format_bytes(size.nbytes)} when full ({config.store.selector})")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(size.nbytes))

@@ -119,16 +119,16 @@ class Fifo:
         self.queue: deque[int] = deque()
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
+        if priorities is not None:
+            check_priorities(priorities)
         self.queue.extend(leaves.tolist())
 
     def update(self, leaves: Array, priorities: Array) -> None:
         check_priorities(priorities)
 
     def remove(self, leaves: Array) -> None:
-        """Only the oldest leave a queue, whether they were drawn or not."""
         gone = set(leaves.tolist())
-        while self.queue and self.queue[0] in gone:
-            self.queue.popleft()
+        self.queue = deque(leaf for leaf in self.queue if leaf not in gone)
 
     def draw(self, n: int, rng: np.random.Generator) -> Draw:
         assert n <= len(self.queue), (n, len(self.queue))

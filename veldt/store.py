@@ -45,6 +45,9 @@ class Store(Protocol):
     def trim(self) -> None: ...
 
 
+COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "duplicates")
+
+
 class Replay:
     """The store that lies in this process's memory."""
 
@@ -89,10 +92,12 @@ class Replay:
         if priorities is not None:
             assert priorities.shape == block.items.shape, (priorities.shape, block.items.shape)
             priorities = priorities[offsets]
-        while self.next > self.oldest and (self.next - self.oldest == self.slots or self.size + items > self.hard_capacity):
+            check_priorities(priorities)
+        while self.next - self.oldest == self.slots or self._overfull(items):
+            if self.selector.once:  # a queue forgets nothing unread
+                return False
             self._evict()
         slot = self.next % self.slots
-        # The selector may refuse the priorities, so it comes first: a refused block changes nothing.
         self.selector.insert(slot * self.schema.starts + offsets, priorities)
         self._write(slot, block.rows, block.starts, block.items)
         self.latest[actor] = (block.id.incarnation, block.id.sequence)
@@ -127,17 +132,21 @@ class Replay:
     def update(self, keys: Array, priorities: Array) -> None:
         """New priorities for sampled items. Keys of blocks that are gone are ignored and counted."""
         assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
+        check_priorities(priorities)
         if not self.selector.prioritized:
-            check_priorities(priorities)
             return
         serial, offset = np.divmod(keys, self.schema.starts)
-        alive = serial >= self.oldest
         assert (serial < self.next).all(), "update: a key that no sample returned"
         slot = serial % self.slots
+        alive = (serial >= self.oldest) & self.items[slot, offset]
         if not alive.all():
             self.stale += int((~alive).sum())
             slot, offset, priorities = slot[alive], offset[alive], priorities[alive]
         self.selector.update(slot * self.schema.starts + offset, priorities)
+
+    def _overfull(self, more: int) -> bool:
+        """Whether so many more items are too many. How full a queue gets is its limiter's to say."""
+        return not self.selector.once and self.next > self.oldest and self.size + more > self.hard_capacity
 
     def trim(self) -> None:
         """Brings the store back to its capacity, oldest blocks first (Ape-X's learner does it every 100 updates)."""
@@ -193,16 +202,14 @@ class Replay:
         return {
             "mass": self.selector.save(),
             "items": self.items.copy(),
-            "counts": np.array(
-                [self.oldest, self.next, self.size, self.inserted, self.sampled, self.stale, self.evicted], np.int64
-            ),
+            "counts": {name: getattr(self, name) for name in COUNTS},
             "latest": {str(actor): number for actor, number in self.latest.items()},
             "rng": self.rng.bit_generator.state,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        counts = [int(x) for x in state["counts"]]
-        self.oldest, self.next, self.size, self.inserted, self.sampled, self.stale, self.evicted = counts
+        for name in COUNTS:
+            setattr(self, name, int(state["counts"][name]))
         self.items[:] = state["items"]
         serials = np.arange(self.oldest, self.next)
         starts = np.arange(self.schema.starts)
@@ -259,7 +266,8 @@ class Replay:
     def check_valid(self) -> None:
         """The invariants, for tests."""
         assert 0 <= self.next - self.oldest <= self.slots
-        assert self.size == self.items.sum() <= max(self.hard_capacity, self.schema.starts)
+        assert self.size == self.items.sum()
+        assert not self._overfull(0) or self.next - self.oldest == 1
         empty = np.ones(self.slots, np.bool_)
         empty[np.arange(self.oldest, self.next) % self.slots] = False
         assert not self.items[empty].any()
@@ -292,7 +300,7 @@ def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
             )
         items = int(slots * schema.starts / (1 + slack))
     else:
-        items = int(amount) // schema.window.stride
+        items = max(1, int(amount) // schema.window.stride)
         slots = max(2, -(-int(items * (1 + slack)) // schema.starts))
     return Size(items, slots, slots * block)
 
@@ -303,7 +311,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 def parse_capacity(text: str | int) -> tuple[float, str]:
     """(amount, unit); the amount is in bytes where there is a unit, in steps where there is none."""
     match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?) ?([a-z]*)", str(text).strip().lower())
-    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) <= 0:
+    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) < 1:
         raise UserError(f"store.capacity {text!r} is neither steps nor bytes; write it as 100_000 or as 2GB.")
     return float(match[1].replace("_", "")) * UNITS[match[2]], match[2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ def check_video(path: Path) -> None:
 def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -> int:
     """Records one greedy episode and returns how many frames it has."""
     check_video(path)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws to memory, whether or not there is a display
     envs, policy = make_env(run.config.env, 1, render=True), run.policy()
     fps = int(envs.env.metadata.get("render_fps") or 30)
     frames: list[Array] = []

@@ -13,7 +13,7 @@ import tyro
 from veldt.cli.parse import parse
 from veldt.errors import UserError
 from veldt.log import read_metrics
-from veldt.run import load_config
+from veldt.run import MAY_CHANGE, flat, load_config
 from veldt.tree import Array
 
 
@@ -30,12 +30,9 @@ def run(argv: list[str]) -> int:
     args = parse(Plot, argv, prog="veldt plot", description=example)
     if not args.runs:
         raise UserError("Say which runs to plot, for example: veldt plot runs/* -o curves.png")
-    groups: dict[str, list[Curve]] = defaultdict(list)
-    for path in args.runs:
-        curve = Curve.read(path)
-        groups[curve.name].append(curve)
+    groups = group([Curve.read(path) for path in args.runs])
     draw(groups, args.out)
-    print(f"{args.out}: {', '.join(f'{name} ({len(curves)} seeds)' for name, curves in groups.items())}")
+    print(f"{args.out}: {', '.join(f'{name}, {len(curves)} x' for name, curves in groups.items())}")
     return 0
 
 
@@ -43,7 +40,7 @@ def run(argv: list[str]) -> int:
 class Curve:
     """The evaluations of one run."""
 
-    name: str
+    settings: dict[str, Any]  # what the run was started with, but for its seed
     env_steps: Array  # [n]
     time_s: Array  # [n]
     returns: Array  # [n]
@@ -58,8 +55,19 @@ class Curve:
             points: list[dict[str, Any]] = [line for line in lines if line.get(key) is not None]
             if points:
                 steps, seconds, returns = (np.array([p[c] for p in points], float) for c in ("env_steps", "time_s", key))
-                return cls(f"{config.recipe} {config.env}", steps, seconds, returns, key == "eval_return")
+                settings = {name: x for name, x in flat(config).items() if name not in {"seed", *MAY_CHANGE}}
+                return cls(settings, steps, seconds, returns, key == "eval_return")
         raise UserError(f"{path} has no returns yet; train it for longer.")
+
+
+def group(curves: list[Curve]) -> dict[str, list[Curve]]:
+    """Runs that differ in their seed alone, under a name that says how they differ from the others."""
+    names = [n for n in curves[0].settings if n in ("recipe", "env") or len({str(c.settings.get(n)) for c in curves}) > 1]
+    groups: dict[str, list[Curve]] = defaultdict(list)
+    for curve in curves:
+        label = (str(curve.settings[n]) if n in ("recipe", "env") else f"{n} {curve.settings.get(n)}" for n in names)
+        groups[" ".join(label)].append(curve)
+    return groups
 
 
 def draw(groups: dict[str, list[Curve]], out: Path) -> None:
