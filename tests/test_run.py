@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -17,19 +18,22 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from gymnasium.wrappers import TimeLimit
+from safetensors.numpy import load_file
 
 import veldt
 from veldt import recipes
 from veldt.checkpoint import Checkpoints
+from veldt.envs import EnvError
 from veldt.envs.small import Chain
 from veldt.errors import UserError
-from veldt.learner import Diverged, Learner
+from veldt.learner import Diverged
 from veldt.log import JsonLines
 from veldt.params import LatestParams
 from veldt.run import Interrupted, Run, Session, as_plain, flat, load_config
 
 TINY: dict[str, Any] = {
-    "steps": 1_200,
+    "steps": 1_500,
     "actor.envs": 4,
     "algorithm.hidden": (16,),
     "store.capacity": "400",  # the ring wraps
@@ -57,10 +61,28 @@ def flags(**changes: Any) -> list[str]:
 
 
 def whole_state(run: Run) -> dict[str, Any]:
-    """All that the newest checkpoint says, but for the clock: counters, random states, and the hashes of every array."""
+    """All that the newest checkpoint holds, but for the clock: counters, random states, and hashes of every array."""
     checkpoint = run.checkpoints().load()
     assert checkpoint is not None
-    return {key: value for key, value in checkpoint.manifest.items() if key != "time_s"}
+    state = {key: value for key, value in checkpoint.manifest.items() if key != "time_s"}
+    state["blocks"] = [
+        (file["first"], file["stop"], _rows_hash(run, run.checkpoints().blocks / file["file"]))
+        for file in checkpoint.manifest["blocks"]["store"]
+    ]
+    return state
+
+
+def _rows_hash(run: Run, path: Path) -> str:
+    """Of the columns alone: the bytes between the fields of a packed record may hold anything."""
+    envs = veldt.make_env(run.config.env)
+    envs.close()
+    layout = run.config.schema(envs.spec).layout
+    digest = hashlib.sha256()
+    rows = {name.removeprefix("rows/"): x for name, x in load_file(path).items() if name.startswith("rows/")}
+    rows["packed"] = np.ascontiguousarray(rows["packed"]).view(layout.record)
+    for name, column in layout.columns(rows).items():
+        digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
 
 
 class Stop(Exception):
@@ -103,8 +125,8 @@ def test_a_run_leaves_its_config_metrics_events_log_and_checkpoints(finished: Ru
     assert any(name.startswith("events.out.tfevents.") for name in names)
     assert not [name for name in names if name.startswith(".aside")]
     checkpoints = sorted(path.name for path in (finished.path / "checkpoints").iterdir())
-    assert checkpoints == ["000003", "000004", "blocks", "latest"]
-    assert os.readlink(finished.path / "checkpoints" / "latest") == "000004"
+    assert checkpoints == ["000004", "000005", "blocks", "latest"]
+    assert os.readlink(finished.path / "checkpoints" / "latest") == "000005"
     assert finished.config == recipes.make("dqn", "CartPole-v1", **TINY)
 
 
@@ -116,18 +138,18 @@ def test_every_line_of_metrics_has_the_three_clocks_and_they_never_go_back(finis
     for name in ("time_s", "env_steps", "learner_steps"):
         values = [line[name] for line in lines]
         assert values == sorted(values), name
-    assert lines[-1]["env_steps"] >= 1_200
+    assert lines[-1]["env_steps"] >= 1_500
     assert {"eval_return", "eval_length"} <= {name for line in lines for name in line}
-    assert sum("eval_return" in line for line in lines) == 2  # at 500 and 1,000 env steps, each told once
+    assert sum("eval_return" in line for line in lines) == 3  # every 500 env steps, each told once
 
 
 def test_env_steps_end_within_one_round_of_what_was_asked(finished: Run) -> None:
-    assert 1_200 <= finished.metrics[-1]["env_steps"] <= 1_200 + 4
+    assert 1_500 <= finished.metrics[-1]["env_steps"] <= 1_500 + 4
 
 
 def test_the_log_names_every_checkpoint(finished: Run) -> None:
     text = (finished.path / "log.txt").read_text()
-    for number in range(1, 5):
+    for number in range(1, 6):
         assert f"checkpoint {number} at " in text
 
 
@@ -187,7 +209,7 @@ def test_resume_is_exact_whoever_the_limiter_holds_back(
 ) -> None:
     changes = {"store.samples_per_insert": per_insert, "learner.prefetch": 4, "learner.publish_every": 7, "steps": 700}
     expected = whole_state(tiny(tmp_path / "a", **changes))
-    with stopping(monkeypatch, 200 if per_insert == 1 else 700, crash), pytest.raises(Stop):
+    with stopping(monkeypatch, 120 if per_insert == 1 else 700, crash), pytest.raises(Stop):
         tiny(tmp_path / "b", **changes)
     assert (tmp_path / "b" / "checkpoints" / "latest").exists()
     assert whole_state(tiny(tmp_path / "b", **changes)) == expected
@@ -216,7 +238,7 @@ def test_an_interrupted_run_says_so_keeps_its_work_and_goes_on(tmp_path: Path, m
     state = whole_state(Run(tmp_path / "r"))
     assert state["scheduled"] is False
     at = state["env_steps"]
-    assert at % 300 != 0 and at < 1_200
+    assert at % 300 != 0 and at < 1_500
     run = veldt.resume(tmp_path / "r", quiet=True)
     assert whole_state(run)["scheduled"] is True
     resumed = [line for line in run.metrics if "resumed_from" in line]
@@ -224,7 +246,7 @@ def test_an_interrupted_run_says_so_keeps_its_work_and_goes_on(tmp_path: Path, m
     assert [line["resumed_from"] for line in resumed] == [state["learner_steps"]]
     # The schedule of the checkpoints is that of the uninterrupted run.
     numbers = [int(line.split(" at ")[1].split()[0]) for line in _log(run).splitlines() if " env steps, " in line]
-    assert [number // 300 for number in numbers] == [1, at // 300, 2, 3, 4]
+    assert [number // 300 for number in numbers] == [1, at // 300, 2, 3, 4, 5]
 
 
 def _log(run: Run) -> str:
@@ -334,7 +356,7 @@ def test_new_directories_have_telling_names_and_never_collide(tmp_path: Path, mo
 
 
 def test_a_callable_environment_trains_and_resumes_in_this_process(tmp_path: Path) -> None:
-    run = tiny(tmp_path / "r", env=lambda: Chain(5), steps=300)
+    run = tiny(tmp_path / "r", env=lambda: TimeLimit(Chain(5), 50), steps=300)
     assert run.config.env.startswith("local:")
     assert run.evaluate(2).mean_length > 0
     assert veldt.resume(tmp_path / "r", quiet=True, steps=400).metrics[-1]["env_steps"] >= 400
@@ -347,7 +369,7 @@ def test_without_checkpoints_on_the_way_there_is_one_at_the_end(tmp_path: Path) 
 
 
 def test_a_store_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="lower store.capacity"):
+    with pytest.raises(UserError, match=r"lower store\.capacity"):
         tiny(tmp_path / "r", **{"store.capacity": "900000GB"})
     assert not (tmp_path / "r").exists()
 
@@ -359,9 +381,7 @@ def test_a_failing_environment_is_named_with_its_traceback_in_the_log(tmp_path: 
                 raise ZeroDivisionError("the bridge is out")
             return super().step(action)
 
-    from veldt.envs import EnvError
-
-    with pytest.raises(EnvError, match="Breaks.*step raised ZeroDivisionError: the bridge is out"):
+    with pytest.raises(EnvError, match=r"Breaks.*step raised ZeroDivisionError: the bridge is out"):
         tiny(tmp_path / "r", env=Breaks)
     text = (tmp_path / "r" / "log.txt").read_text()
     assert "the bridge is out" in text and "Traceback" in text and "Breaks" in text
@@ -406,8 +426,7 @@ def test_one_poisoned_batch_is_skipped_and_counted(tmp_path: Path, monkeypatch: 
     run = tiny(tmp_path / "r")
     assert calls > 100
     assert run.metrics[-1]["skipped_updates"] == calls // 20
-    assert "skipped, its gradient is not finite" in _log(run)
-    assert Learner.__module__ == "veldt.learner"
+    assert _log(run).count("skipped") == calls // 20
 
 
 # A full disk.
@@ -425,7 +444,9 @@ def unlisted(path: Path) -> set[str]:
 
 
 @contextmanager
-def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[list]:
+def full_disk(
+    monkeypatch: pytest.MonkeyPatch, path: Path, begin: Callable[[], None], end: Callable[[], None]
+) -> Iterator[list]:
     """The disk is full while the second and third checkpoint are written. Yields what was found after each."""
     save, found = Checkpoints.save, []
 
@@ -445,8 +466,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, path: Path, begin: Callable[[], N
 
 
 def check_full_disk(found: list[Any], run: Run, reference: Run) -> None:
-    assert [done for done, *_ in found] == [True, False, False, True], "retried at every interval"
-    assert [newest for _, newest, *_ in found] == [1, 1, 1, 4], "the last good one stays loadable"
+    assert [done for done, *_ in found] == [True, False, False, True, True], "retried at every interval"
+    assert [newest for _, newest, *_ in found] == [1, 1, 1, 4, 5], "the last good one stays loadable"
     for _, _, left, extra in found:
         assert left == [] and extra == set()
     text = _log(run)
@@ -498,8 +519,8 @@ def _fill(path: Path) -> None:
             try:
                 while True:
                     os.write(handle, bytes(size))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
+            except OSError:
+                pass  # no room for this much
     finally:
         os.close(handle)
 
@@ -522,7 +543,9 @@ print(json.dumps([[done, newest, [str(p) for p in left], sorted(extra)] for done
 
 
 def test_training_survives_files_that_cannot_grow(tmp_path: Path, finished: Run) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    }
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "r")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
@@ -532,7 +555,7 @@ def test_training_survives_files_that_cannot_grow(tmp_path: Path, finished: Run)
     lines = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
     for text in lines:  # a line that did not fit is dropped as a whole
         assert {"time_s", "env_steps", "learner_steps"} <= set(json.loads(text))
-    assert json.loads(lines[-1])["env_steps"] >= 1_200, "lines are written again when there is room"
+    assert json.loads(lines[-1])["env_steps"] >= 1_500, "lines are written again when there is room"
 
 
 def test_metrics_that_cannot_be_written_do_not_stop_the_run(
@@ -550,7 +573,7 @@ def test_metrics_that_cannot_be_written_do_not_stop_the_run(
     assert run.weights_hash() == finished.weights_hash()
     assert _log(run).count("metrics cannot be written") == 1
     steps = [line["env_steps"] for line in run.metrics]
-    assert not [n for n in steps if 300 < n < 900] and steps[-1] >= 1_200
+    assert not [n for n in steps if 300 < n < 900] and steps[-1] >= 1_500
 
 
 def test_the_log_of_the_package_is_left_as_it_was(tmp_path: Path) -> None:

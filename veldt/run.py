@@ -289,11 +289,11 @@ class Session:
         file = self.path / "config.yaml"
         if file.exists():
             theirs, ours = flat(load_config(file)), flat(self.config)
-            different = [name for name in ours if theirs[name] != ours[name] and name not in MAY_CHANGE]
+            different = [name for name in ours if theirs.get(name) != ours[name] and name not in MAY_CHANGE]
             if different:
                 name = different[0]
                 raise UserError(
-                    f"{self.path} belongs to another config: {name} is {theirs[name]} there and {ours[name]} here; choose "
+                    f"{self.path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; choose "
                     "another --run, or give the settings it was started with."
                 )
         try:
