@@ -219,7 +219,11 @@ class Session:
         if done or self.interrupted:
             if steps > self.saved_at:
                 self._log(nodes)
-                self._save(nodes, scheduled=done)
+                if not self._save(nodes, scheduled=done):
+                    raise UserError(
+                        f"The last checkpoint could not be written (see {self.path / 'log.txt'}); make room, and go on "
+                        f"from the one before with: veldt resume {self.path}"
+                    )
             return True
         if steps >= self.next_checkpoint:
             self._save(nodes, scheduled=True)
@@ -248,7 +252,7 @@ class Session:
         every = self.config.checkpoint.every
         self.next_checkpoint = (steps // every + 1) * every if every else float("inf")
 
-    def _save(self, nodes: Nodes, scheduled: bool) -> None:
+    def _save(self, nodes: Nodes, scheduled: bool) -> bool:
         """A checkpoint is also a cut: see `Exact resume` in docs/decisions.md."""
         began = time.monotonic()
         nodes.cut()
@@ -256,10 +260,11 @@ class Session:
         when = self._when(nodes)
         saved = self.checkpoints.save(self.number, nodes, {**when, "scheduled": scheduled})
         nodes.reset(self.number)
-        self.saved_at = when["env_steps"]
         self._schedule(when["env_steps"])
         if saved:
+            self.saved_at = when["env_steps"]
             log.info("checkpoint %d at %d env steps, %.3f s", self.number, self.saved_at, time.monotonic() - began)
+        return saved
 
     def _when(self, nodes: Nodes) -> dict[str, Any]:
         time_s = self.earlier_s + time.monotonic() - self.began
