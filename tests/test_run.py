@@ -547,7 +547,7 @@ def test_training_survives_files_that_cannot_grow(tmp_path: Path, finished: Run)
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     }
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "r")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     found = [(ok, newest, left, set(extra)) for ok, newest, left, extra in json.loads(done.stdout.splitlines()[-1])]
     check_full_disk(found, Run(tmp_path / "r"), finished)

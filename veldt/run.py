@@ -298,8 +298,8 @@ class Session:
             if different:
                 name = different[0]
                 raise UserError(
-                    f"{self.path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; choose "
-                    "another --run, or give the settings it was started with."
+                    f"{self.path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; "
+                    "choose another --run, or give the settings it was started with."
                 )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
