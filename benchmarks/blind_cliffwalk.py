@@ -81,11 +81,9 @@ class Args:
     selectors: tuple[Literal["uniform", "prioritized"], ...] = ("uniform", "prioritized")
     """Both, or one of them to try a setting; the picture is drawn of both."""
     out: Path = Path("docs/results")
-    """Where blind_cliffwalk.png and blind_cliffwalk.json go."""
+    """Where blind_cliffwalk.png goes, and blind_cliffwalk.json: what is in it already is not run again."""
     workers: int = 2
     """Processes."""
-    redraw: bool = False
-    """Only draw again, from the numbers in --out."""
     settings: tyro.conf.OmitArgPrefixes[Settings] = Settings()
 
 
@@ -202,8 +200,8 @@ def make_learner(job: Job, settings: Settings) -> Learner:
     fill(envs, recorder, script, seed)
     envs.close()
     assert store.size == transitions(n), (store.size, transitions(n))
-    rewarded = store.schema.layout.columns(store.rows)["reward"].sum()
-    assert rewarded == 1, f"{rewarded} of {2**n} sequences are rewarded"
+    reward = schema.layout.columns(store.rows)["reward"].reshape(slots, schema.rows)[:, 1:]  # of the step at each start
+    assert reward[store.items].sum() == 1, "one sequence in 2^n is rewarded"
     return learner
 
 
@@ -221,20 +219,36 @@ def solve(job: Job, settings: Settings) -> int:
     raise RuntimeError(f"{job}: not learned in {settings.limit:,} updates")
 
 
-def solve_all(args: Args) -> Counts:
-    # The longest first, so that no process is left alone with one at the end.
-    sizes, seeds = sorted(args.n, reverse=True), range(args.seeds)
-    jobs = [Job(n, selector, seed) for n in sizes for selector in args.selectors for seed in seeds]
-    results: dict[Job, int] = {}
+def solve_all(args: Args, file: Path) -> Counts:
+    """Solves what the file does not have yet, and adds each result to it at once."""
+    sizes, seeds = sorted(args.n), range(args.seeds)
+    jobs = [Job(n, s, seed) for n in sizes for s in args.selectors for seed in seeds]
+    results = read(file, args.settings)
+    left = [job for job in reversed(jobs) if job not in results]  # the longest first
     began = time.monotonic()
     with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(solve, job, args.settings): job for job in jobs}
+        running = {pool.submit(solve, job, args.settings): job for job in left}
         for future in as_completed(running):
             job = running[future]
             results[job] = future.result()
-            so_far = f"[{len(results)}/{len(jobs)}, {time.monotonic() - began:.0f} s]"
+            write(file, args.settings, results)
+            so_far = f"[{sum(job in results for job in jobs)}/{len(jobs)}, {time.monotonic() - began:.0f} s]"
             print(f"n = {job.n:2}  {job.selector:11}  seed {job.seed}  {results[job]:9,} updates  {so_far}", flush=True)
-    return {s: {n: [results[Job(n, s, seed)] for seed in seeds] for n in reversed(sizes)} for s in args.selectors}
+    return {s: {n: [results[Job(n, s, seed)] for seed in seeds] for n in sizes} for s in args.selectors}
+
+
+def read(file: Path, settings: Settings) -> dict[Job, int]:
+    if not file.exists():
+        return {}
+    saved = json.loads(file.read_text())
+    if saved["settings"] != dataclasses.asdict(settings):
+        raise SystemExit(f"{file} was made with other settings; remove it, or choose another --out.")
+    return {Job(n, selector, seed): updates for n, selector, seed, updates in saved["updates"]}
+
+
+def write(file: Path, settings: Settings, results: dict[Job, int]) -> None:
+    lines = ",\n".join(f"  {json.dumps([*job, results[job]])}" for job in sorted(results))
+    file.write_text(f'{{"settings": {json.dumps(dataclasses.asdict(settings))},\n "updates": [\n{lines}\n ]}}\n')
 
 
 def table(counts: Counts) -> str:
@@ -296,15 +310,10 @@ def draw(counts: Counts, error: float, out: Path) -> None:
 def main() -> None:
     args = tyro.cli(Args, prog="blind_cliffwalk.py", description=(__doc__ or "").partition("\n\npaper")[0])
     args.out.mkdir(parents=True, exist_ok=True)
-    raw, picture = args.out / "blind_cliffwalk.json", args.out / "blind_cliffwalk.png"
-    if args.redraw:
-        saved = json.loads(raw.read_text())
-        counts = {s: {int(n): c for n, c in by_n.items()} for s, by_n in saved["updates"].items()}
-    else:
-        counts = solve_all(args)
-        raw.write_text(json.dumps({"settings": dataclasses.asdict(args.settings), "updates": counts}, indent=1) + "\n")
+    counts = solve_all(args, args.out / "blind_cliffwalk.json")
     print(table(counts))
     if len(counts) == 2:
+        picture = args.out / "blind_cliffwalk.png"
         draw(counts, args.settings.error, picture)
         print(f"{picture} is drawn")
 

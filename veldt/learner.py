@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from veldt import optim, params
@@ -120,7 +120,7 @@ class Learner:
             value.backward(retain_graph=number + 1 < len(loss.losses), inputs=inputs)  # type: ignore[no-untyped-call]
         norm = float(torch.linalg.vector_norm(self.gradient))
         # A Huber loss has a finite gradient even where the loss is infinite: both are looked at.
-        if not np.isfinite([norm, *map(float, loss.losses.values())]).all():
+        if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):
             self._skip()
             return False
         self._bad_in_a_row = 0
