@@ -34,6 +34,7 @@ class Actor:
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
+        self.bad_before = 0  # bad observations before the run was resumed
         self.reset(0)
 
     def step(self) -> bool:
@@ -96,11 +97,16 @@ class Actor:
                     self.episodes += 1
             group.forget(record["last"])
 
+    @property
+    def bad(self) -> int:
+        """Observations that were not passed on."""
+        return self.bad_before + sum(group.envs.bad for group in self.groups.values())
+
     def metrics(self) -> dict[str, float]:
         """Returns are those of exploring episodes, the mean of the last 100."""
         metrics = {
             "episodes": float(self.episodes),
-            "bad_observations": float(sum(g.envs.bad for g in self.groups.values())),
+            "bad_observations": float(self.bad),
         }
         if self.returns:
             metrics["train_return"] = float(np.mean(self.returns))
@@ -108,10 +114,10 @@ class Actor:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        return {"episodes": self.episodes, "returns": list(self.returns), "lengths": list(self.lengths)}
+        return {"episodes": self.episodes, "bad": self.bad, "returns": list(self.returns), "lengths": list(self.lengths)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.episodes = int(state["episodes"])
+        self.episodes, self.bad_before = int(state["episodes"]), int(state["bad"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
 

@@ -18,7 +18,7 @@ _local: dict[str, Callable[..., Any]] = {}
 
 def name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
-    if module and module != "__main__" and "<" not in name:
+    if module and module != "__main__" and "<" not in name and find(f"{module}:{name}") is function:
         return f"{module}:{name}"
     _local[name] = function
     return f"{LOCAL}:{name}"

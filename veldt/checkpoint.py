@@ -63,30 +63,34 @@ class Checkpoints:
         self.blocks = directory / "blocks"
         self._saved: dict[str, list[dict[str, Any]]] = {}  # store -> its block files that may still be wanted
         self._sound: dict[str, bool] = {}  # block files that were verified
+        self._new: list[Path] = []  # block files of the checkpoint that is being written
 
     def save(self, number: int, nodes: Nodes, info: dict[str, Any]) -> bool:
         """Writes a checkpoint. If the disk has no room for it, says so, keeps the last one, and returns False."""
-        aside = self.directory / f".aside-{number:06d}"
+        aside, final = self.directory / f".aside-{number:06d}", self.directory / f"{number:06d}"
         try:
             self.blocks.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
             files = self._save_blocks(nodes)
             self._save_state(aside, nodes, {"format": FORMAT, "number": number, **info, "blocks": files})
-            final = self.directory / f"{number:06d}"
             shutil.rmtree(final, ignore_errors=True)
             os.rename(aside, final)
-            _sync(self.directory)
-            self._point_to(final)
-            self._saved = files
-            self._prune()
-            return True
         except (OSError, SafetensorError) as error:
             log.error("checkpoint %d could not be written (%s); training goes on, the last good one stays", number, error)
             shutil.rmtree(aside, ignore_errors=True)
-            for part in self.blocks.glob(".aside-*"):
+            for part in (*self.blocks.glob(".aside-*"), *self._new):
                 part.unlink(missing_ok=True)
             return False
+        # It is there. What follows makes it easier to find and frees disk space; the next one can do that as well.
+        self._saved = files
+        try:
+            _sync(self.directory)
+            self._point_to(final)
+            self._prune(number)
+        except OSError as error:
+            log.warning("checkpoint %d is written, but not tidied up after (%s)", number, error)
+        return True
 
     def load(self, blocks: bool = True) -> Checkpoint | None:
         """The newest checkpoint that verifies, with its block files or without; None if there is none at all."""
@@ -132,6 +136,7 @@ class Checkpoints:
     def _save_blocks(self, nodes: Nodes) -> dict[str, list[dict[str, Any]]]:
         """Writes the blocks that no earlier checkpoint has, and lists all files that hold a block of the stores."""
         files: dict[str, list[dict[str, Any]]] = {}
+        self._new = []
         for name, store in nodes.stores().items():
             files[name] = [file for file in self._saved.get(name, []) if file["stop"] > store.oldest]
             since = files[name][-1]["stop"] if files[name] else 0
@@ -141,7 +146,8 @@ class Checkpoints:
             file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
             aside = self.blocks / f".aside-{file['file']}"
             file |= _write(aside, arrays)
-            os.rename(aside, self.blocks / file["file"])
+            self._new.append(self.blocks / file["file"])
+            os.rename(aside, self._new[-1])
             self._sound[file["file"]] = True
             files[name].append(file)
         _sync(self.blocks)
@@ -191,6 +197,8 @@ class Checkpoints:
 
     def _is_sound(self, file: dict[str, Any]) -> bool:
         name = file["file"]
+        if name not in self._sound and Path(name).name != name:  # never follow a path out of the directory
+            self._sound[name] = False
         if name not in self._sound:
             found = _fingerprint(self.blocks / name)
             self._sound[name] = found == {"sha256": file["sha256"], "bytes": file["bytes"]}
@@ -209,11 +217,20 @@ class Checkpoints:
         aside = self.directory / ".aside-latest"
         aside.unlink(missing_ok=True)
         aside.symlink_to(path.name)
-        os.rename(aside, self.directory / "latest")
+        try:
+            os.rename(aside, self.directory / "latest")
+        finally:
+            aside.unlink(missing_ok=True)
 
-    def _prune(self) -> None:
-        """Deletes all but the newest checkpoints, then the block files that none of those needs."""
+    def _prune(self, number: int) -> None:
+        """Deletes all but the newest checkpoints, then the block files that none of those needs.
+
+        Checkpoints after this one are damaged, or it would have gone on from them: they are the first to go.
+        """
         paths = self._paths()
+        for path in [p for p in paths if p.name > f"{number:06d}"]:
+            shutil.rmtree(path, ignore_errors=True)
+            paths.remove(path)
         for path in paths[self.keep :]:
             shutil.rmtree(path, ignore_errors=True)
         wanted = set()
@@ -245,7 +262,8 @@ def _write(path: Path, arrays: Tree) -> dict[str, Any]:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     fingerprint = _fingerprint(path)
-    assert fingerprint is not None
+    if fingerprint is None:
+        raise OSError(f"{path} cannot be read back")
     return fingerprint
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from veldt import optim, params
@@ -85,10 +86,13 @@ class Learner:
         if not self._fetched and not self._fetch():
             return False
         sample = self._fetched.popleft()
+        buffers = self.vector[len(self.gradient) :].clone()  # running averages, which the forward pass moves
         batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
             self.store.update(sample.keys, loss.priorities.cpu().numpy())
+        else:
+            self.vector[len(self.gradient) :] = buffers
         self.steps = self.counters.add("learner_steps", 1)
         if self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
@@ -158,7 +162,13 @@ class Learner:
         return optim.SGD(weights, gradient)
 
     def _publish(self) -> None:
-        self.params.publish(Weights(self.steps, self.vector.cpu().numpy()))
+        vector = self.vector.cpu().numpy()
+        if not np.isfinite(vector).all():
+            raise Diverged(
+                f"The learner diverged: its weights are not finite after {self.steps} updates. Lower learner.lr; the last "
+                "checkpoint is from before."
+            )
+        self.params.publish(Weights(self.steps, vector))
 
     def metrics(self) -> dict[str, float]:
         return {"skipped_updates": float(self.bad)} | {name: float(x.mean()) for name, x in self._latest.items()}

@@ -5,6 +5,8 @@ A full disk never stops training: a line that cannot be written is dropped, and 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import math
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from veldt.errors import UserError
@@ -44,7 +47,11 @@ class JsonLines:
 
     def write(self, line: dict[str, Any]) -> None:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
-        os.write(self._handle, (json.dumps(finite) + "\n").encode())
+        data = (json.dumps(finite) + "\n").encode()
+        size = os.fstat(self._handle).st_size
+        if os.write(self._handle, data) < len(data):  # the disk is full: no half lines
+            os.ftruncate(self._handle, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._handle)
@@ -64,6 +71,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+LARGEST = 3.4e38  # that a float32 can hold
+
+
 class TensorBoard:
     """Scalars in TensorBoard's own file format: length, masked CRC of it, a protobuf Event, masked CRC of that.
 
@@ -79,7 +89,8 @@ class TensorBoard:
         values = b""
         for name, x in line.items():
             if isinstance(x, int | float) and name not in ("env_steps", "time_s"):
-                values += _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", x))
+                single = max(-LARGEST, min(LARGEST, x)) if math.isfinite(x) else x
+                values += _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", single))
         self._event(b"\x10" + _varint(int(line["env_steps"])) + _field(5, values))
 
     def _event(self, body: bytes) -> None:
@@ -179,7 +190,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def write(self, line: dict[str, Any]) -> None:
         self._latest |= {key: x for key, x in line.items() if x is not None}
@@ -211,7 +222,7 @@ class Screen:
         yield "time left", format_seconds(line.get("left_s"))
 
     def _table(self, line: dict[str, Any]) -> Table:
-        table = Table(title=self.title, title_justify="left", show_header=False, min_width=44)
+        table = Table(title=escape(self.title), title_justify="left", show_header=False, min_width=44)
         table.add_column(style="dim")
         table.add_column(justify="right")
         for name, value in self._rows(line):
@@ -254,6 +265,10 @@ class SafeFileHandler(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 @contextmanager

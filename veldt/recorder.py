@@ -88,6 +88,8 @@ class Recorder:
         items = window_items(columns["valid"], columns["last"], window, self.schema.fresh)
         items[:, fresh // window.stride :] = False
         priorities = self.algorithm.priority(columns, self.schema)
+        if priorities is not None and not np.isfinite(priorities).all():
+            priorities = None  # the values overflowed while acting: the learner is about to tell
         items.flags.writeable = False
         read_only(rows), read_only(starts)
         for lane in range(len(items)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from veldt.envs import make_env
+from veldt.envs import Envs, make_env
 from veldt.errors import UserError
 from veldt.run import Run
 from veldt.seeds import derive
@@ -33,7 +33,7 @@ def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -
     try:
         record = envs.reset(derive(seed, "evaluation"))
         while len(frames) < max_frames:
-            frames.append(_frame(envs.env.render(), envs.name))
+            frames.append(_frame(envs))
             if record["last"][0]:
                 break
             policy.send(0, record)
@@ -46,10 +46,14 @@ def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -
     return len(frames)
 
 
-def _frame(rendered: object, name: str) -> Array:
+def _frame(envs: Envs) -> Array:
+    try:
+        rendered = envs.env.render()
+    except NotImplementedError:
+        rendered = None
     frame = rendered[0] if isinstance(rendered, list | tuple) and rendered else rendered
     if not isinstance(frame, np.ndarray):
-        raise UserError(f"{name} cannot be rendered: it has no render_mode rgb_array.")
+        raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
     return frame
 
 

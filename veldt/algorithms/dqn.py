@@ -113,7 +113,8 @@ class DQN:
         step = self._returns(columns["reward"], columns["discount"], columns["last"])
         rows = np.arange(step.m.shape[-1])
         v_t = np.take_along_axis(columns["v"], rows + step.m, axis=-1)
-        td = step.reward + step.discount * v_t - columns["q"][..., : len(rows)]
+        with np.errstate(all="ignore"):
+            td = step.reward + step.discount * v_t - columns["q"][..., : len(rows)]
         before = schema.window.before
         return np.asarray(np.abs(td[..., before : before + schema.fresh]))
 

@@ -43,11 +43,13 @@ class Envs:
         self.env, self.name, self.n = env, name, env.num_envs
         self.spec = _env_spec(env, name)
         self.bad = 0  # rows not passed on
+        self._began = False
         self._bad_in_a_row = np.zeros(self.n, np.int64)
         self._bounds = {key: _bounds(space) for key, space in _columns(env.single_observation_space, name).items()}
         self._last = np.zeros(self.n, np.bool_)
         space = env.single_action_space
-        self._first_action = int(space.start) if isinstance(space, spaces.Discrete) else 0
+        starts = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
+        self._first_action = np.asarray(starts, np.int64) if np.any(starts) else None
         self._action_bounds = (space.low, space.high) if isinstance(space, spaces.Box) else None
 
     def reset(self, seed: int) -> Tree:
@@ -59,13 +61,14 @@ class Envs:
         self._bad_in_a_row[:] = 0
         step = self._record(raw, np.zeros(self.n), np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_))
         step["first"][:] = True
-        if not step["valid"].all():
+        if not self._began and not step["valid"].any():
             raise UserError(f"{self.name}: the observation after reset {self._why}; mend the environment or its space.")
+        self._began = True
         return step
 
     def step(self, action: Array) -> Tree:
         """Applies one action an environment; where the previous record was last, it is ignored and an episode begins."""
-        if self._first_action:
+        if self._first_action is not None:
             action = action + self._first_action
         if self._action_bounds is not None:
             action = np.clip(action, *self._action_bounds)
@@ -168,7 +171,7 @@ def make_env(env: EnvLike, n: int = 1, render: bool = False) -> Envs:
 
 def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
     """The callable that `module:callable` names, or None for a Gymnasium id that exists."""
-    if ":" in env:
+    if env.rpartition(":")[0]:
         factory = callables.find(env)
         if factory is not None:
             return factory
@@ -222,7 +225,8 @@ def _bounds(box: spaces.Box) -> tuple[bool, Array | None, Array | None]:
     if floating:
         if not (np.isfinite(box.low).any() or np.isfinite(box.high).any()):
             return True, None, None
-        return True, box.low - 1e-4 * np.maximum(1, abs(box.low)), box.high + 1e-4 * np.maximum(1, abs(box.high))
+        with np.errstate(over="ignore"):  # beyond the largest float lies infinity, which bounds nothing
+            return True, box.low - 1e-4 * np.maximum(1, abs(box.low)), box.high + 1e-4 * np.maximum(1, abs(box.high))
     limits = np.iinfo(str(box.dtype))
     if (box.low == limits.min).all() and (box.high == limits.max).all():
         return False, None, None

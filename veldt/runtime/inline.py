@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from veldt.counters import Counters
@@ -29,15 +29,21 @@ class InlineNodes:
     def __init__(self, objects: dict[str, Any]) -> None:
         self.objects = objects
         self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
+        self._idle = 0  # rounds without work
         self._counters = [x for x in objects.values() if isinstance(x, Counters)]
 
     def step(self) -> None:
-        """One round: every worker once. In one thread, a round without work means that none will ever come."""
-        worked = False
-        for worker in self._workers.values():
-            worked |= worker.step()
-        if not worked:
-            raise Stuck(f"none of {', '.join(self._workers)} can do any work; look at the store's limiter and capacity")
+        """One round: every worker once."""
+        self._watch(any([worker.step() for worker in self._workers.values()]), self._workers)
+
+    def _watch(self, worked: bool, who: Iterable[str]) -> None:
+        """In one thread, two rounds without work mean that none will ever come.
+
+        Not one: a worker that is refused may have brought in a part of what it has, and that may be all another needs.
+        """
+        self._idle = 0 if worked else self._idle + 1
+        if self._idle == 2:
+            raise Stuck(f"{', '.join(who)} cannot do any work; look at the store's limiter and capacity")
 
     def count(self, name: str) -> int:
         return sum(counters.get(name) for counters in self._counters)
@@ -52,8 +58,7 @@ class InlineNodes:
         """
         things = self._with("cut")
         while waiting := [name for name, thing in things.items() if not thing.cut()]:
-            if not any([worker.step() for name, worker in self._workers.items() if name not in waiting]):
-                raise Stuck(f"{', '.join(waiting)} cannot bring its blocks into the store; look at its limiter")
+            self._watch(any([x.step() for name, x in self._workers.items() if name not in waiting]), waiting)
 
     def reset(self, number: int) -> None:
         for thing in self.objects.values():
