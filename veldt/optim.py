@@ -41,7 +41,7 @@ class Adam:
         size, eps = lr * scale / (1 - b1**self.steps), self.eps * scale
         if self.weights.device.type == "cpu":  # one pass over memory instead of six
             w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square))
-            _adam(w, g, m, s, b1, b2, size, eps)
+            _adam(w, g, m, s, 1 - b1, b2, 1 - b2, size, eps)
             return
         self.mean.lerp_(self.gradient, 1 - b1)
         self.square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
@@ -105,12 +105,11 @@ class SGD:
         pass
 
 
-@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4)", cache=True, error_model="numpy")
-def _adam(w: Array, g: Array, m: Array, s: Array, b1: Any, b2: Any, size: Any, eps: Any) -> None:
-    one = np.float32(1)
+@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", cache=True, error_model="numpy")
+def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, size: Any, eps: Any) -> None:
     for i in range(len(g)):
-        m[i] += (one - b1) * (g[i] - m[i])
-        s[i] = b2 * s[i] + (one - b2) * g[i] * g[i]
+        m[i] += c1 * (g[i] - m[i])
+        s[i] = b2 * s[i] + c2 * g[i] * g[i]
         w[i] -= size * m[i] / (np.sqrt(s[i]) + eps)
 
 

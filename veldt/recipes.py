@@ -8,9 +8,10 @@ Numbers for Atari are the paper's (Mnih et al. 2015, extended data table 1); tho
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import tyro
@@ -65,6 +66,8 @@ class EvalConfig:
     """Env steps between two evaluations; 0: none."""
     episodes: int = 10
     """Greedy episodes of one evaluation."""
+    max_length: int = 27_000
+    """Steps after which an evaluation stops waiting for an episode's end (108K Atari frames)."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Config:
             "learner.lr": self.learner.lr,
             "store.samples_per_insert": self.store.samples_per_insert,
             "eval.episodes": self.eval.episodes,
+            "eval.max_length": self.eval.max_length,
             "checkpoint.keep": self.checkpoint.keep,
             "log.every": self.log.every,
         }
@@ -132,12 +136,20 @@ class Config:
             "seed": self.seed,
             "store.min_size": self.store.min_size,
             "store.slack": self.store.slack,
+            "store.alpha": self.store.alpha,
+            "store.beta": self.store.beta,
+            "learner.clip_norm": self.learner.clip_norm,
+            "learner.momentum": self.learner.momentum,
+            "actor.epsilon_steps": self.actor.epsilon_steps,
             "eval.every": self.eval.every,
             "checkpoint.every": self.checkpoint.every,
         }
         for name, value in not_negative.items():
             if not value >= 0:
                 raise UserError(f"{name} must not be negative, but it is {value}.")
+        for name, value in (("epsilon", self.actor.epsilon), ("epsilon_end", self.actor.epsilon_end)):
+            if not 0 <= value <= 1:
+                raise UserError(f"actor.{name} is a probability, from 0 to 1, not {value}.")
 
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}
@@ -224,6 +236,7 @@ def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
     nested: dict[str, dict[str, Any]] = {}
     flat: dict[str, Any] = {}
     fields = {f.name: f for f in dataclasses.fields(config)}
+    hints = get_type_hints(type(config))
     for name, value in values.items():
         head, _, tail = str(name).partition(".")
         if head not in fields:
@@ -232,8 +245,13 @@ def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
             if not tail and not isinstance(value, dict):
                 raise UserError(f"{prefix}{head} is a group of settings; name one of them, as in {prefix}{head}.x.")
             nested.setdefault(head, {}).update({tail: value} if tail else value)
+        elif tail:
+            raise UserError(f"{prefix}{head} is one setting; there is no {prefix}{name}.")
         else:
             flat[head] = _typed(f"{prefix}{head}", value, getattr(config, head))
+            choices = get_args(hints[head]) if get_origin(hints[head]) is Literal else None
+            if choices and flat[head] not in choices:
+                raise UserError(f"{prefix}{head} must be one of {', '.join(choices)}, not {value!r}.")
     for head, part in nested.items():
         flat[head] = override(getattr(config, head), part, f"{prefix}{head}.")
     return dataclasses.replace(config, **flat)
@@ -246,7 +264,7 @@ def _typed(name: str, value: Any, like: Any) -> Any:
             return value
     elif isinstance(like, float) and isinstance(value, int | float):
         return float(value)
-    elif isinstance(like, int) and isinstance(value, int | float) and int(value) == value:
+    elif isinstance(like, int) and isinstance(value, int | float) and math.isfinite(value) and int(value) == value:
         return int(value)
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
         return tuple(value)

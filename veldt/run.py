@@ -81,7 +81,7 @@ class Run:
             raise UserError(f"episodes must be greater than 0, not {episodes}.")
         envs = make_env(self.config.env, min(episodes, 20))
         try:
-            return evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"))
+            return evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
         finally:
             envs.close()
 
@@ -225,11 +225,11 @@ class Session:
                         f"from the one before with: veldt resume {self.path}"
                     )
             return True
-        if steps >= self.next_checkpoint:
-            self._save(nodes, scheduled=True)
         due = time.monotonic() - self.last_line >= self.config.log.every
         if due or nodes.count("evaluations") != self.evaluations:
             self._log(nodes)
+        if steps >= self.next_checkpoint:
+            self._save(nodes, scheduled=True)
         return False
 
     def _restore(self, nodes: Nodes) -> None:
@@ -353,7 +353,8 @@ class Session:
             if self.interrupted:
                 os._exit(128 + number)
             self.interrupted = number
-            self.screen.say("Stopping after a last checkpoint; once more to stop at once.")
+            if not self.quiet:  # print() is not safe in a signal handler
+                os.write(2, b"\nStopping after a last checkpoint; once more to stop at once.\n")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

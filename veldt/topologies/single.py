@@ -47,6 +47,5 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
         greedy = program.add(
             "policy/greedy", LocalPolicy, algorithm, env, params, counters, config.greedy, derive(seed, "greedy")
         )
-        program.add(
-            "evaluator", Evaluator, config.env, greedy, counters, config.eval.every, config.eval.episodes, seed, on=greedy
-        )
+        every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
+        program.add("evaluator", Evaluator, config.env, greedy, counters, every, episodes, max_length, seed, on=greedy)

@@ -1,0 +1,162 @@
+"""Networks: the published sizes, what happens to integers, where history and Dict keys go, and the dueling head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from veldt.algorithms.dqn import DQN
+from veldt.nets import MLP, Concat, NatureCNN, QHead, QNetwork, torso_for
+from veldt.step import EnvSpec
+from veldt.tree import spec
+
+
+def env_of(actions=4, **columns):
+    return EnvSpec("made up", columns, spec((), np.int64), spaces.Discrete(actions))
+
+
+def size(net):
+    return sum(p.numel() for p in net.parameters())
+
+
+SCREEN = spec((84, 84), np.uint8)
+COLOUR = spec((3, 84, 84), np.uint8)
+VECTOR = spec((5,), np.float32)
+
+
+# The Nature CNN
+
+
+def test_nature_cnn_has_the_published_layers():
+    net = DQN(history=4).network(env_of(obs=SCREEN))
+    shapes = []
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(lambda layer, x, y: shapes.append(tuple(y.shape[1:])))
+    q = net(torch.zeros(2, 4, 84, 84, dtype=torch.uint8))
+    assert shapes == [(32, 20, 20), (64, 9, 9), (64, 7, 7), (512,), (4,)]
+    assert q.shape == (2, 4)
+    # 8x8x4x32 + 32, 4x4x32x64 + 64, 3x3x64x64 + 64, 7x7x64x512 + 512, 512x4 + 4
+    assert size(net) == 8_224 + 32_832 + 36_928 + 1_606_144 + 2_052 == 1_686_180
+
+
+def test_nature_cnn_is_rectified_after_every_layer():
+    torch.manual_seed(0)
+    net = NatureCNN(1, 84, 84)
+    inputs = []
+    for layer in (net.conv2, net.conv3, net.linear):
+        layer.register_forward_hook(lambda layer, x, y: inputs.append(x[0]))
+    features = net(torch.randint(0, 256, (3, 1, 84, 84), dtype=torch.uint8))
+    assert features.shape == (3, 512)
+    for x in (*inputs, features):
+        assert (x >= 0).all() and (x == 0).any() and (x > 0).any()
+
+
+@pytest.mark.parametrize("make", [lambda: NatureCNN(1, 40, 44), lambda: MLP(40 * 44, (16,))])
+def test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are(make):
+    torch.manual_seed(0)
+    net = make()
+    x = torch.randint(0, 256, (3, 1, 40, 44))
+    torch.testing.assert_close(net(x.to(torch.uint8)), net(x.float() / 255))
+    torch.testing.assert_close(net(x), net(x.float()))  # int64
+    torch.testing.assert_close(net(x.double()), net(x.float()))
+    assert not torch.allclose(net(x), net(x.float() / 255))
+
+
+# MLP
+
+
+def test_mlp_is_linear_layers_with_relu_after_each():
+    net = MLP(2, (2, 2))
+    weights = [([[1.0, -1.0], [2.0, 0.0]], [0.0, -1.0]), ([[1.0, 1.0], [-3.0, 1.0]], [0.5, 0.0])]
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(net.layers, weights, strict=True):
+            layer.weight.copy_(torch.tensor(weight))
+            layer.bias.copy_(torch.tensor(bias))
+    # (3, 1) -> (2, 5) -> (7.5, -1); (1, 3) -> (-2, 1) -> (0, 1) -> (1.5, 1)
+    assert net(torch.tensor([[3.0, 1.0], [1.0, 3.0]])).tolist() == [[7.5, 0.0], [1.5, 1.0]]
+
+
+def test_mlp_sizes():
+    net = DQN(hidden=(32, 16)).network(env_of(obs=VECTOR))
+    assert net(torch.zeros(7, 5)).shape == (7, 4)
+    assert size(net) == 5 * 32 + 32 + 32 * 16 + 16 + 16 * 4 + 4
+    assert MLP(6, ()).features == 6 and MLP(6, ())(torch.ones(2, 3, 2)).shape == (2, 6)
+
+
+# Which torso, and how wide
+
+
+@pytest.mark.parametrize(
+    ("column", "history", "channels"), [(SCREEN, 1, 1), (SCREEN, 4, 4), (COLOUR, 1, 3), (COLOUR, 4, 12)]
+)
+def test_history_becomes_channels_of_an_image(column, history, channels):
+    torso = torso_for(env_of(obs=column), history, (), (8,))
+    assert isinstance(torso, NatureCNN) and torso.conv1.in_channels == channels
+    stack = (history,) if history > 1 else ()
+    assert torso(torch.zeros(2, *stack, *column.shape, dtype=torch.uint8)).shape == (2, 512)
+
+
+def test_the_newest_frame_is_the_last_channel():
+    """A network that reads one channel alone sees the frame that `observe` put there."""
+    torso = torso_for(env_of(obs=SCREEN), 4, (), ())
+    frames = torch.stack([torch.full((84, 84), 10 * (k + 1), dtype=torch.uint8) for k in range(4)])[None]
+    rows = {"obs": frames, "first": torch.zeros(1, 4, dtype=torch.bool), "valid": torch.ones(1, 4, dtype=torch.bool)}
+    seen = []
+    torso.conv1.register_forward_hook(lambda layer, x, y: seen.append(x[0]))
+    torso(DQN(history=4).observe(rows, 3))
+    torch.testing.assert_close(seen[0][0, :, 0, 0] * 255, torch.tensor([10.0, 20.0, 30.0, 40.0]))
+
+
+@pytest.mark.parametrize("history", [1, 3])
+def test_vectors_and_small_images_get_an_mlp(history):
+    for column in (VECTOR, spec((10, 5), np.uint8), spec((84, 84), np.float32)):
+        torso = torso_for(env_of(obs=column), history, (), (8,))
+        assert isinstance(torso, MLP) and torso.layers[0].in_features == history * np.prod(column.shape)
+
+
+def test_a_dict_observation_has_a_torso_for_each_key_side_by_side():
+    env = env_of(**{"obs/screen": SCREEN, "obs/speed": VECTOR})
+    torso = torso_for(env, 4, ("screen",), (8,))
+    assert isinstance(torso, Concat) and torso.features == 512 + 8
+    cnn, mlp = torso.torsos
+    assert cnn.conv1.in_channels == 4 and mlp.layers[0].in_features == 5, "only the named key is stacked"
+    every = torso_for(env, 4, (), (8,))
+    assert every.torsos[1].layers[0].in_features == 4 * 5, "none named: all are"
+    torch.manual_seed(0)
+    obs = {"speed": torch.randn(3, 5), "screen": torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)}
+    out = torso(obs)
+    assert out.shape == (3, 520)
+    torch.testing.assert_close(out, torch.cat([cnn(obs["screen"]), mlp(obs["speed"])], 1))
+
+
+def test_a_dict_network_goes_to_action_values():
+    env = env_of(actions=3, **{"obs/a": spec((2, 2), np.float32), "obs/b": spec((1,), np.int64)})
+    net = DQN(hidden=(8,)).network(env)
+    assert net({"a": torch.zeros(6, 2, 2), "b": torch.zeros(6, 1, dtype=torch.int64)}).shape == (6, 3)
+
+
+# Dueling
+
+
+def test_dueling_subtracts_the_mean_over_actions():
+    head = QHead(2, 3, dueling=True)
+    with torch.no_grad():
+        head.advantage.weight.copy_(torch.tensor([[1.0, 0.0], [2.0, 0.0], [6.0, 0.0]]))
+        head.advantage.bias.zero_()
+        head.value.weight.copy_(torch.tensor([[0.0, 10.0]]))
+        head.value.bias.zero_()
+    # value 10 y; advantages x, 2x, 6x with mean 3x
+    assert head(torch.tensor([[1.0, 1.0], [2.0, 5.0]])).tolist() == [[8.0, 9.0, 13.0], [46.0, 48.0, 56.0]]
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_values_of_a_state_do_not_depend_on_its_batch_mates(dueling):
+    torch.manual_seed(0)
+    net = QNetwork(MLP(5, (16,)), QHead(16, 4, dueling))
+    x = torch.randn(6, 5)
+    torch.testing.assert_close(torch.cat([net(row[None]) for row in x]), net(x))
+    torch.testing.assert_close(net(x[[3, 0]]), net(x)[[3, 0]])

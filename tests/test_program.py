@@ -1,0 +1,227 @@
+"""Programs, and the runtime that runs them in one thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from veldt.counters import Counters
+from veldt.program import INCARNATION, Program, Ref, resolve
+from veldt.runtime import Inline, Nodes, Stuck
+
+
+class Log(list[str]):
+    """What happened. Not a plain list: those are copied when the references in them are resolved."""
+
+
+class Service:
+    def __init__(self, name: str, log: Log) -> None:
+        self.name, self.log, self.value = name, log, 0
+        log.append(f"build {name}")
+
+    def metrics(self) -> dict[str, float]:
+        return {self.name: float(self.value)}
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+    def close(self) -> None:
+        self.log.append(f"close {self.name}")
+
+
+class Worker(Service):
+    def __init__(self, name: str, log: Log, other: Any, counters: Any, works: int = 10**9) -> None:
+        super().__init__(name, log)
+        self.other, self.counters, self.works = other, counters, works
+
+    def step(self) -> bool:
+        if self.works == 0:
+            return False
+        self.works -= 1
+        self.value += 1
+        self.other.value += 10
+        self.counters.add("env_steps", 1)
+        return True
+
+
+def program(log: Log, **more: Any) -> Program:
+    out = Program()
+    counters = out.add("counters", Counters)
+    service = out.add("service", Service, "service", log)
+    out.add("worker", Worker, "worker", log, service, counters=counters, **more)
+    return out
+
+
+def test_nothing_is_built_before_the_runtime_starts_and_all_is_closed_after() -> None:
+    log = Log()
+    plan = program(log)
+    assert log == []
+    seen: list[tuple[int, dict[str, float]]] = []
+
+    def until(nodes: Nodes) -> bool:
+        seen.append((nodes.count("env_steps"), nodes.metrics()))
+        return nodes.count("env_steps") == 3
+
+    Inline().run(plan, until)
+    assert log == ["build service", "build worker", "close service", "close worker"]
+    assert [steps for steps, _ in seen] == [0, 1, 2, 3]
+    assert seen[-1][1] == {"service": 30.0, "worker": 3.0}
+
+
+def test_refs_become_the_objects_wherever_they_lie() -> None:
+    nodes = {"a": object(), "b": object()}
+    value = [Ref("a"), (1, Ref("b")), {"x": [Ref("a")]}, "a"]
+    assert resolve(value, nodes) == [nodes["a"], (1, nodes["b"]), {"x": [nodes["a"]]}, "a"]
+
+
+def test_names_are_checked_when_a_node_is_added() -> None:
+    out = Program()
+    first = out.add("a", Service, "a", Log())
+    assert first == Ref("a")
+    with pytest.raises(AssertionError, match="two nodes are named a"):
+        out.add("a", Service)
+    with pytest.raises(AssertionError, match=r"b: z is not in this program"):
+        out.add("b", Service, {"deep": [Ref("z")]})
+    with pytest.raises(AssertionError, match="there is no node z to share a process with"):
+        out.add("b", Service, on=Ref("z"))
+    out.add("b", Service, on=first)
+    assert out.nodes["b"].on == "a"
+
+
+def test_a_scope_puts_its_name_before_those_of_its_nodes() -> None:
+    out = Program()
+    shared = out.add("shared", Service, "shared", Log())
+    member = out.scope("member/1").scope("deep")
+    assert member.add("worker", Worker, shared) == Ref("member/1/deep/worker")
+    assert set(out.nodes) == {"shared", "member/1/deep/worker"}
+    with pytest.raises(AssertionError, match="two nodes are named member/1/deep/worker"):
+        out.add("member/1/deep/worker", Service)
+
+
+def test_a_node_can_be_told_which_life_it_is() -> None:
+    assert resolve([INCARNATION, (INCARNATION, 7)], {}, incarnation=3) == [3, (3, 7)]
+    assert resolve({"x": INCARNATION}, {}) == {"x": 0}
+
+
+def test_all_are_closed_after_an_error() -> None:
+    log = Log()
+
+    def until(nodes: Nodes) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Inline().run(program(log), until)
+    assert log[-2:] == ["close service", "close worker"]
+
+
+def test_what_was_built_is_closed_when_the_next_cannot_be_built() -> None:
+    log = Log()
+    plan = program(log)
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    plan.add("bad", fails)
+    with pytest.raises(ZeroDivisionError):
+        Inline().run(plan, lambda nodes: True)
+    assert log[-2:] == ["close service", "close worker"]
+
+
+def test_a_program_that_cannot_go_on_says_so_instead_of_waiting() -> None:
+    with pytest.raises(Stuck, match=r"worker .*any work"):
+        Inline().run(program(Log(), works=4), lambda nodes: False)
+
+
+def test_state_goes_out_and_in_by_node() -> None:
+    states: list[dict[str, Any]] = []
+
+    def save(nodes: Nodes) -> bool:
+        states.append(nodes.state())
+        return nodes.count("env_steps") == 2
+
+    def load(nodes: Nodes) -> bool:
+        nodes.load_state(states[-1])
+        assert nodes.count("env_steps") == 2
+        assert nodes.metrics() == {"service": 20.0, "worker": 2.0}
+        return True
+
+    Inline().run(program(Log()), save)
+    assert set(states[-1]) == {"counters", "service", "worker"}
+    Inline().run(program(Log()), load)
+
+
+class Cutter:
+    """Cannot cut before it was asked three times; in the meantime others must work."""
+
+    def __init__(self, log: Log, patience: int = 3) -> None:
+        self.log, self.patience = log, patience
+
+    def step(self) -> bool:
+        self.log.append("step")
+        return True
+
+    def cut(self) -> bool:
+        self.log.append("cut")
+        self.patience -= 1
+        return self.patience <= 0
+
+    def reset(self, number: int) -> None:
+        self.log.append(f"reset {number}")
+
+
+class Follower(Cutter):
+    """Has moved since its cut if it stepped after it."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log)
+        self.moved = True
+
+    def step(self) -> bool:
+        self.moved = True
+        return True
+
+    def cut(self) -> bool:
+        self.moved = False
+        return True
+
+
+@pytest.mark.parametrize("order", [("cutter", "follower"), ("follower", "cutter")])
+def test_after_a_cut_nobody_has_moved_since(order: tuple[str, str]) -> None:
+    log = Log()
+    followers: list[Follower] = []
+
+    def follower() -> Follower:
+        followers.append(Follower(log))
+        return followers[-1]
+
+    plan = Program()
+    plan.add("counters", Counters)
+    for name in order:
+        plan.add(name, *((Cutter, log) if name == "cutter" else (follower,)))
+
+    def until(nodes: Nodes) -> bool:
+        nodes.cut()
+        assert not followers[0].moved
+        nodes.reset(7)
+        return True
+
+    Inline().run(plan, until)
+    assert log.count("cut") >= 3 and log[-1] == "reset 7"
+    assert "step" not in log, "who waits to be cut does not step"
+
+
+def test_a_cut_that_cannot_end_says_so() -> None:
+    plan = Program()
+    plan.add("counters", Counters)
+    plan.add("cutter", Cutter, Log(), patience=10**9)
+
+    def until(nodes: Nodes) -> bool:
+        nodes.cut()
+        return True
+
+    with pytest.raises(Stuck, match="cutter cannot"):
+        Inline().run(plan, until)

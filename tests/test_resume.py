@@ -1,0 +1,117 @@
+"""The real program, killed at random moments and started again: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_run import flags, tiny, whole_state
+
+from veldt.run import Run
+
+STEPS = {10: 30_000, 2: 8_000}  # by the number of kills
+
+
+def start(path: Path, changes: dict[str, object]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "veldt", "train", "dqn", "--env", "CartPole-v1", "--run", str(path), "--quiet"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([*command, *flags(**changes)], cwd=path.parent, **pipes)
+
+
+def newest(path: Path) -> int:
+    return max((int(p.name) for p in (path / "checkpoints").glob("[0-9]*")), default=0)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kills: int) -> None:
+    changes = {"steps": STEPS[kills], "checkpoint.every": 250, "store.selector": "prioritized", "learner.prefetch": 4}
+    total = STEPS[kills] // 250
+    straight = tiny(tmp_path / "straight", **changes)
+    path, rng = tmp_path / "killed", np.random.default_rng(kills)
+    for kill in range(kills):
+        reached = newest(path)
+        aim = reached + int(rng.integers(1, max(2, (total - 14) // kills)))
+        process = start(path, changes)
+        try:
+            deadline = time.monotonic() + 120
+            while newest(path) < aim:
+                assert process.poll() is None, f"it ended by itself: {process.communicate()[0]}"
+                assert time.monotonic() < deadline, f"kill {kill}: no checkpoint {aim} within 120 s"
+                time.sleep(0.002)
+            time.sleep(float(rng.random()) * 0.15)  # the moment of the kill
+            assert process.poll() is None, "it ended before it was killed; make the run longer"
+        finally:
+            process.kill()
+            process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGKILL
+        loaded = Run(path).checkpoints().load()
+        assert loaded is not None and aim <= loaded.number < total
+    process = start(path, changes)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert output == "", "quiet means quiet"
+    resumed = Run(path)
+    assert resumed.weights_hash() == straight.weights_hash()
+    assert whole_state(resumed) == whole_state(straight)
+    check_metrics(resumed, kills)
+    assert not list(path.rglob(".aside*"))
+
+
+def check_metrics(run: Run, kills: int) -> None:
+    lines = [json.loads(text) for text in (run.path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert {"time_s", "env_steps", "learner_steps"} <= set(line)
+    resumed = [at for at, line in enumerate(lines) if "resumed_from" in line]
+    assert len(resumed) == kills
+    for at in resumed:
+        assert lines[at]["resumed_from"] == lines[at]["learner_steps"] > 0
+    # What was done again after a kill is told once.
+    told = run.metrics
+    assert len(told) <= len(lines)
+    for name in ("env_steps", "learner_steps"):
+        values = [line[name] for line in told]
+        assert values == sorted(values), name
+    superseded = [
+        line for at in resumed for line in lines[:at] if line["env_steps"] > lines[at]["env_steps"] and line in told
+    ]
+    assert not superseded
+    evaluated = [line["env_steps"] for line in told if "eval_return" in line]
+    assert len(evaluated) == len(set(evaluated))
+
+
+CRASHING = """
+import os, signal, sys
+from pathlib import Path
+from veldt.checkpoint import Checkpoints
+save = Checkpoints._save_state
+def dies(self, path, nodes, manifest):
+    save(self, path, nodes, manifest)
+    if manifest["number"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)  # all is written, nothing is renamed
+Checkpoints._save_state = dies
+from veldt.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def test_killed_in_the_middle_of_a_checkpoint_of_a_real_run(tmp_path: Path) -> None:
+    arguments = ["train", "dqn", "--env", "CartPole-v1", "--run", str(tmp_path / "r"), "--quiet", *flags()]
+    command = [sys.executable, "-c", CRASHING, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    path = tmp_path / "r" / "checkpoints"
+    assert (path / ".aside-000003").exists()
+    loaded = Run(tmp_path / "r").checkpoints().load()
+    assert loaded is not None and loaded.number == 2
+    assert os.readlink(path / "latest") == "000002"
+    resumed = tiny(tmp_path / "r")
+    assert whole_state(resumed) == whole_state(tiny(tmp_path / "straight"))
+    assert not list(path.rglob(".aside*"))
