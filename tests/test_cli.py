@@ -333,7 +333,7 @@ def test_one_signal_ends_it_with_a_checkpoint_and_a_second_process_is_refused_me
     assert time.monotonic() - began < 5
     assert process.returncode == 128 + number
     assert "Traceback" not in err, err
-    assert "Stopping after a last checkpoint" in out and f"veldt resume {path}" in out
+    assert "Stopping after a last checkpoint" in err and f"veldt resume {path}" in out
     checkpoint = Checkpoints(path / "checkpoints").load()
     assert checkpoint is not None and checkpoint.manifest["scheduled"] is False
     assert not list(path.rglob(".aside*"))

@@ -14,8 +14,9 @@ from oracles import examples, make_block
 from veldt.block import BlockId, Schema, Window
 from veldt.errors import UserError
 from veldt.limiters import MinSize, Queue
+from veldt.memory import Size, check_memory, format_bytes, parse_capacity, plan_size
 from veldt.selectors import FLOOR, Fifo, Prioritized, Uniform
-from veldt.store import Replay, Size, check_memory, format_bytes, parse_capacity, plan_size
+from veldt.store import Replay
 from veldt.tree import PACKED, spec
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}

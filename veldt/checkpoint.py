@@ -29,8 +29,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from veldt.errors import UserError
+from veldt.memory import format_bytes
 from veldt.runtime.base import Nodes
-from veldt.store import format_bytes
 from veldt.tree import Tree
 
 log = logging.getLogger("veldt")

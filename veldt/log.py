@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from veldt.errors import UserError
-from veldt.store import format_bytes
+from veldt.memory import format_bytes
 
 log = logging.getLogger("veldt")
 

@@ -21,10 +21,11 @@ from veldt.block import Schema
 from veldt.errors import UserError, did_you_mean
 from veldt.learner import LearnerConfig
 from veldt.limiters import SamplesPerInsert
+from veldt.memory import Size, plan_size
 from veldt.seeds import derive
 from veldt.selectors import Prioritized, Uniform
 from veldt.step import EnvSpec
-from veldt.store import Replay, Size, plan_size
+from veldt.store import Replay
 from veldt.tree import Array
 
 

@@ -31,6 +31,7 @@ from veldt.counters import Counters
 from veldt.envs import EnvLike, make_env
 from veldt.errors import UserError
 from veldt.log import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
+from veldt.memory import Size, available_memory, check_memory, format_bytes
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import Program
@@ -38,7 +39,6 @@ from veldt.recipes import Config
 from veldt.runtime import Inline, Nodes, Runtime
 from veldt.seeds import derive
 from veldt.step import EnvSpec
-from veldt.store import Size, available_memory, check_memory, format_bytes
 from veldt.topologies.single import single
 
 log = logging.getLogger("veldt")

@@ -7,16 +7,11 @@ is ignored and counted.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import psutil
 
 from veldt.block import Block, Schema
-from veldt.errors import UserError
 from veldt.limiters import Limiter
 from veldt.selectors import Selector, check_priorities
 from veldt.tree import PACKED, Array, Tree
@@ -273,73 +268,3 @@ class Replay:
         assert not self.items[empty].any()
         assert self.inserted - self.evicted - (self.sampled if self.selector.once else 0) == self.size
         self.selector.check_valid(self.items.ravel())
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large a store will be."""
-
-    capacity: int  # items
-    slots: int  # blocks
-    nbytes: int
-
-
-LEAF_BYTES = 2 * 8 * 2 + 1  # the sum tree (up to twice the leaves, rounded to a power of two) and the item flag
-
-
-def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
-    """The slots and bytes for a capacity in steps (`100_000`) or in bytes (`2GB`)."""
-    block = schema.nbytes + LEAF_BYTES * schema.starts
-    amount, unit = parse_capacity(capacity)
-    if unit:
-        slots = int(amount // block)
-        if slots < 2:
-            raise UserError(
-                f"A store of {capacity} holds less than two blocks of {format_bytes(block)}; give it at least "
-                f"{format_bytes(2 * block)}."
-            )
-        items = int(slots * schema.starts / (1 + slack))
-    else:
-        items = max(1, int(amount) // schema.window.stride)
-        slots = max(2, -(-int(items * (1 + slack)) // schema.starts))
-    return Size(items, slots, slots * block)
-
-
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-def parse_capacity(text: str | int) -> tuple[float, str]:
-    """(amount, unit); the amount is in bytes where there is a unit, in steps where there is none."""
-    match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?) ?([a-z]*)", str(text).strip().lower())
-    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) < 1:
-        raise UserError(f"store.capacity {text!r} is neither steps nor bytes; write it as 100_000 or as 2GB.")
-    return float(match[1].replace("_", "")) * UNITS[match[2]], match[2]
-
-
-def format_bytes(n: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if abs(n) < 1000:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} GB"
-
-
-def available_memory() -> int:
-    """Bytes that can still be had: of the machine, or of the container if that has less."""
-    available = int(psutil.virtual_memory().available)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
-    except (OSError, ValueError):  # no cgroup, or no limit
-        pass
-    return available
-
-
-def check_memory(size: Size, available: int) -> None:
-    """Refuses a store that cannot fit, before anything is allocated."""
-    if size.nbytes > 0.9 * available:
-        half = format_bytes(0.5 * available).replace(" ", "")
-        raise UserError(
-            f"The store needs {format_bytes(size.nbytes)} for {size.capacity:,} items, but {format_bytes(available)} of "
-            f"memory is free; lower store.capacity, for example to {half}."
-        )
