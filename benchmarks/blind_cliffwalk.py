@@ -38,7 +38,6 @@ from veldt.learner import Learner, LearnerConfig
 from veldt.limiters import MinSize
 from veldt.params import LatestParams
 from veldt.recorder import Recorder
-from veldt.seeds import derive
 from veldt.selectors import Prioritized, Uniform
 from veldt.step import EnvSpec
 from veldt.store import Replay
@@ -182,7 +181,7 @@ def make_learner(job: Job, settings: Settings) -> Learner:
     slots = -(-records // FRESH)
     leaves = slots * schema.starts
     chosen = Prioritized(leaves, settings.alpha, settings.beta) if selector == "prioritized" else Uniform(leaves)
-    store = Replay(schema, chosen, MinSize(1), leaves, slots, seed=derive(seed, "store"))
+    store = Replay(schema, chosen, MinSize(1), leaves, slots, seed=seed)
     config = LearnerConfig(
         batch=settings.batch,
         optimizer="sgd",
@@ -192,9 +191,9 @@ def make_learner(job: Job, settings: Settings) -> Learner:
         publish_every=NEVER,
         trim_every=NEVER,
     )
-    learner = Learner(dqn, env, store, LatestParams(), Counters(), config, env_steps=1, seed=derive(seed, "learner"))
+    learner = Learner(dqn, env, store, LatestParams(), Counters(), config, env_steps=1, seed=seed)
     bits = np.arange(2**n)[:, None] >> np.arange(n) & 1  # every sequence once
-    order = np.random.default_rng(derive(seed, "order")).permutation(2**n)
+    order = np.random.default_rng((seed, n)).permutation(2**n)
     script = Script(learner.net, bits[order])
     recorder = Recorder(script, store if settings.initial == "td" else Unjudged(store), dqn, schema)
     fill(envs, recorder, script, seed)
