@@ -160,3 +160,22 @@ def test_the_values_of_a_state_do_not_depend_on_its_batch_mates(dueling):
     x = torch.randn(6, 5)
     torch.testing.assert_close(torch.cat([net(row[None]) for row in x]), net(x))
     torch.testing.assert_close(net(x[[3, 0]]), net(x)[[3, 0]])
+
+
+def env_with(shape: tuple[int, ...], dtype: type = np.uint8) -> EnvSpec:
+    return EnvSpec("any", {"obs": spec(shape, dtype)}, spec((), np.int64), spaces.Discrete(3))
+
+
+@pytest.mark.parametrize("history", [1, 4])
+def test_colour_images_may_have_their_channels_last(history: int) -> None:
+    """The same picture gives the same features, whether it is [C, H, W] or [H, W, C]."""
+    first = torso_for(env_with((3, 84, 84)), history, (), (16,))
+    last = torso_for(env_with((84, 84, 3)), history, (), (16,))
+    last.load_state_dict(first.state_dict())
+    x = torch.randint(0, 255, (2, history, 3, 84, 84) if history > 1 else (2, 3, 84, 84), dtype=torch.uint8)
+    torch.testing.assert_close(first(x), last(x.movedim(-3, -1)))
+
+
+def test_a_single_number_is_an_observation() -> None:
+    torso = torso_for(env_with((), np.float32), 1, (), (16,))
+    assert torso(torch.zeros(5)).shape == (5, 16)

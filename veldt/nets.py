@@ -24,17 +24,21 @@ class MLP(nn.Module):
         self.features = sizes[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x).flatten(1)
+        x = as_float(x).reshape(len(x), -1)
         for layer in self.layers:
             x = F.relu(layer(x))
         return x
 
 
 class NatureCNN(nn.Module):
-    """Mnih et al. 2015: conv 32 8x8/4, 64 4x4/2, 64 3x3/1, linear 512. [B, channels, H, W] -> [B, 512]."""
+    """Mnih et al. 2015: conv 32 8x8/4, 64 4x4/2, 64 3x3/1, linear 512. [B, channels, H, W] -> [B, 512].
 
-    def __init__(self, channels: int, height: int, width: int) -> None:
+    With `channels_last` it takes [B, ..., H, W, C] as cameras and renderers give it.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, channels_last: bool = False) -> None:
         super().__init__()
+        self.channels_last = channels_last
         self.conv1 = nn.Conv2d(channels, 32, 8, 4)
         self.conv2 = nn.Conv2d(32, 64, 4, 2)
         self.conv3 = nn.Conv2d(64, 64, 3, 1)
@@ -50,7 +54,8 @@ class NatureCNN(nn.Module):
         return F.relu(self.conv3(x)).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x).reshape(-1, self.channels, self.height, self.width)
+        x = as_float(x.movedim(-1, -3) if self.channels_last else x)
+        x = x.reshape(len(x), self.channels, self.height, self.width)
         return F.relu(self.linear(self._convolve(x)))
 
 
@@ -99,9 +104,10 @@ def torso_for(env: EnvSpec, history: int, stacked: tuple[str, ...], hidden: tupl
     for name, column in env.observation.items():
         key = name.removeprefix("obs/")
         stack = history if not stacked or key in stacked else 1
-        if _is_image(column):
-            channels = stack * (column.shape[0] if len(column.shape) == 3 else 1)
-            torsos[key] = NatureCNN(channels, *column.shape[-2:])
+        image = _image(column)
+        if image is not None:
+            channels, height, width, channels_last = image
+            torsos[key] = NatureCNN(stack * channels, height, width, channels_last)
         else:
             torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
     return torsos["obs"] if list(torsos) == ["obs"] else Concat(torsos)
@@ -113,8 +119,15 @@ def features_of(torso: nn.Module) -> int:
     return torso.features
 
 
-def _is_image(column: ArraySpec) -> bool:
-    return column.dtype == np.uint8 and len(column.shape) in (2, 3) and min(column.shape[-2:]) >= 36
+def _image(column: ArraySpec) -> tuple[int, int, int, bool] | None:
+    """(channels, height, width, channels last) of a uint8 column [H, W], [C, H, W] or [H, W, C], C at most 4 if last."""
+    shape = column.shape
+    if column.dtype != np.uint8 or len(shape) not in (2, 3):
+        return None
+    channels_last = len(shape) == 3 and shape[-1] <= 4
+    height, width = shape[:2] if channels_last else shape[-2:]
+    channels = 1 if len(shape) == 2 else shape[-1] if channels_last else shape[0]
+    return (channels, height, width, channels_last) if min(height, width) >= 36 else None
 
 
 def as_float(x: Tensor) -> Tensor:
