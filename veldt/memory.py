@@ -55,7 +55,7 @@ def parse_capacity(text: str | int) -> tuple[float, str]:
 
 def format_bytes(n: float) -> str:
     for unit in ("B", "KB", "MB"):
-        if abs(n) < 1000:
+        if abs(n) < 999.95:  # what would be rounded to 1000.0 belongs to the next unit
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     return f"{n:.1f} GB"

@@ -339,6 +339,9 @@ class Session:
     def _conclude(self) -> None:
         if self.interrupted:
             self.screen.say(f"Stopped; a checkpoint is written. Go on with: veldt resume {self.path}")
+        elif self.checkpoint is not None and self.number == self.checkpoint.number:
+            more = f"veldt resume {self.path} --steps {2 * self.config.steps}"
+            self.screen.say(f"It was trained to the end before. Evaluate with: veldt eval {self.path}; go on with: {more}")
         else:
             self.screen.say(f"Done. Evaluate with: veldt eval {self.path}")
 

@@ -32,7 +32,7 @@ def run(argv: list[str]) -> int:
         raise UserError("Say which runs to plot, for example: veldt plot runs/* -o curves.png")
     groups = group([Curve.read(path) for path in args.runs])
     draw(groups, args.out)
-    print(f"{args.out}: {', '.join(f'{name}, {len(curves)} x' for name, curves in groups.items())}")
+    print(f"{args.out}: {'; '.join(f'{name} (n = {len(curves)})' for name, curves in groups.items())}")
     return 0
 
 
