@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.wrappers import TimeLimit
 
 from veldt.actor import Actor, Evaluator, evaluate
 from veldt.counters import Counters
@@ -215,3 +216,18 @@ def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once()
     other.load_state(who.state())
     assert not other.step(), "a restored one does not evaluate again"
     who.close(), other.close()
+
+
+def test_an_episode_that_was_not_waited_for_is_not_counted_again() -> None:
+    """Episodes of 15 steps, cut off at 10: what is left of each is no episode of its own."""
+    result = evaluate(make_env(lambda: TimeLimit(Chain(), 15), 2), Always(0), 6, seed=0, max_length=10)
+    assert result is not None and result.lengths == [10] * 6
+
+
+def test_an_evaluation_ends_when_the_run_does() -> None:
+    counters = Counters()
+    who = Evaluator(Chain, Always(0), counters, every=100, episodes=1, max_length=10**9, seed=0)  # type: ignore[arg-type]
+    counters.add("env_steps", 100)
+    counters.stopping = True
+    assert who.step() and who.metrics() == {} and counters.get("evaluations") == 0
+    who.close()

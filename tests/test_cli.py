@@ -349,8 +349,8 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     try:
         wait_for(process, (tmp_path / "stuck").exists)
         process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        for line in process.stdout:
+        assert process.stderr is not None
+        for line in process.stderr:
             if "once more to stop at once" in line:
                 break
         assert process.poll() is None, "the first one waits for the step to end"

@@ -582,3 +582,24 @@ def test_the_log_of_a_good_environment_is_silent(caplog: pytest.LogCaptureFixtur
         for _ in range(50):
             envs.step(np.ones(2, np.int64))
     assert caplog.text == ""
+
+
+def test_two_functions_of_one_name_stay_apart() -> None:
+    """Lambdas and partials share their names; a run must find its own."""
+    makers = [functools.partial(Chain, n) for n in (3, 5)]
+    names = [callables.name_of(make) for make in makers]
+    assert names[0] != names[1] and [callables.name_of(make) for make in makers] == names
+    assert [callables.find(name) for name in names] == makers
+
+
+def test_a_box_of_truth_values_is_an_observation() -> None:
+    class Switches(Chain):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.observation_space = spaces.Box(0, 1, (4,), np.bool_)
+
+        def _see(self) -> Any:
+            return super()._see() > 0
+
+    step = make_env(Switches, 2).reset(0)
+    assert step["obs"].dtype == np.bool_ and step["valid"].all()

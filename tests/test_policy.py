@@ -211,3 +211,11 @@ def test_a_dict_observation_reaches_the_network() -> None:
     assert space.contains({"a": step["obs/a"][0], "b": step["obs/b"][0]})
     assert ask(who, step)["action"].shape == (2,)
     assert flatten(who.net).shape == who.vector.shape
+
+
+def test_acting_is_in_eval_mode() -> None:
+    """Dropout is off and running averages stand still: an evaluation can be repeated."""
+    env = make_env("CartPole-v1").spec
+    policy = LocalPolicy(DQN(), env, LatestParams(), Counters(), None, seed=0)
+    assert not any(module.training for module in policy.net.modules())
+    assert policy.metrics() == {}

@@ -135,7 +135,6 @@ def test_epsilon_falls_in_a_line() -> None:
     np.testing.assert_allclose(values, [0.8, 0.5, 0.2, 0.2])
     at_once = recipes.make("dqn", **{"actor.epsilon_steps": 0, "actor.epsilon_end": 0.1})
     assert at_once.explore(1) == pytest.approx(0.1)
-    assert config.greedy(0) == 0
 
 
 def test_selectors_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -162,10 +163,18 @@ class Evaluation(NamedTuple):
         return float(np.mean(self.lengths))
 
 
-def evaluate(envs: Envs, policy: Policy, episodes: int, seed: int, max_length: int = 27_000) -> Evaluation:
+def evaluate(
+    envs: Envs,
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    max_length: int = 27_000,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
     """Plays whole episodes. Each environment has its share of them, so that short ones are not counted more often.
 
-    An episode that has not ended after `max_length` steps counts with what it has until then.
+    An episode that has not ended after `max_length` steps counts with what it has until then, and its environment is out
+    of the count until the next one begins; if that takes twice as long, there are fewer episodes. None: `stopping` said so.
     """
     share = np.array([(episodes + lane) // envs.n for lane in range(envs.n)])
     returns: list[list[float]] = [[] for _ in range(envs.n)]
@@ -173,20 +182,26 @@ def evaluate(envs: Envs, policy: Policy, episodes: int, seed: int, max_length: i
     total, length = np.zeros(envs.n), np.zeros(envs.n, np.int64)
     policy.reset(0)
     record = envs.reset(seed)
-    while True:
+    waiting = np.zeros(envs.n, np.bool_)  # for the next episode to begin, after one was not waited for
+    for _ in range(2 * max_length * int(share.max())):
+        if stopping():
+            return None
         assert policy.send(0, record)
         out = policy.recv(0)
         assert out is not None
         previous, record = record, envs.step(out["action"])
+        waiting &= ~record["first"]
         total += record["reward"]
         length += ~previous["last"]
         for lane in np.flatnonzero(record["last"] | (length >= max_length)):
-            if len(returns[lane]) < share[lane]:
+            if len(returns[lane]) < share[lane] and not waiting[lane]:
                 returns[lane].append(float(total[lane]))
                 lengths[lane].append(int(length[lane]))
+            waiting[lane] |= not record["last"][lane]
             total[lane], length[lane] = 0, 0
         if all(len(done) == part for done, part in zip(returns, share, strict=True)):
-            return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane])
+            break
+    return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane])
 
 
 class Evaluator:
@@ -204,12 +219,13 @@ class Evaluator:
     def step(self) -> bool:
         if self.counters.get("env_steps") < self.next:
             return False
-        self.next += self.every
         self.policy.pull()
-        number = self.counters.add("evaluations", 1)
-        self.latest = evaluate(
-            self.envs, self.policy, self.episodes, derive(self.seed, "evaluation", number), self.max_length
-        )
+        seed = derive(self.seed, "evaluation", self.counters.get("evaluations") + 1)
+        found = evaluate(self.envs, self.policy, self.episodes, seed, self.max_length, lambda: self.counters.stopping)
+        if found is not None:  # otherwise it is made again after the resume
+            self.latest = found
+            self.next += self.every
+            self.counters.add("evaluations", 1)
         return True
 
     def metrics(self) -> dict[str, float]:

@@ -20,8 +20,13 @@ def name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
     if module and module != "__main__" and "<" not in name and find(f"{module}:{name}") is function:
         return f"{module}:{name}"
-    _local[name] = function
-    return f"{LOCAL}:{name}"
+    taken = [key for key in _local if key == name or key.startswith(f"{name}-")]
+    for key in taken:
+        if _local[key] is function:
+            return f"{LOCAL}:{key}"
+    key = f"{name}-{len(taken) + 1}" if taken else name  # two lambdas have one qualname
+    _local[key] = function
+    return f"{LOCAL}:{key}"
 
 
 def find(name: str) -> Callable[..., Any] | None:
@@ -34,10 +39,14 @@ def find(name: str) -> Callable[..., Any] | None:
                 "function in a module and name it module:function."
             )
         return _local[attribute]
+    if not module or module.startswith("."):
+        raise UserError(f"{name!r} must be module:callable, as in my_package.my_module:make.")
     try:
         found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{name!r}: {module} cannot be imported ({error}); is it on the Python path?") from error
+    except Exception as error:  # whatever the module does when it is imported
+        raise UserError(
+            f"{name!r}: {module} cannot be imported ({type(error).__name__}: {error}); is it on the Python path?"
+        ) from error
     for part in attribute.split("."):
         found = getattr(found, part, None)
     return found if callable(found) else None

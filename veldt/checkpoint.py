@@ -35,6 +35,8 @@ from veldt.tree import Tree
 
 log = logging.getLogger("veldt")
 FORMAT = 1
+RETRIES = 10
+CHUNK = 256 * 2**20  # bytes of blocks that are copied and written at a time
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 
 
@@ -84,13 +86,24 @@ class Checkpoints:
             return False
         # It is there. What follows makes it easier to find and frees disk space; the next one can do that as well.
         self._saved = files
-        try:
-            _sync(self.directory)
-            self._point_to(final)
-            self._prune(number)
-        except OSError as error:
-            log.warning("checkpoint %d is written, but not tidied up after (%s)", number, error)
+        for tidy, what in ((_sync, self.directory), (self._point_to, final), (self._prune, final)):
+            try:
+                tidy(what)
+            except OSError as error:
+                log.warning("checkpoint %d is written, but not tidied up after (%s)", number, error)
         return True
+
+    def weights(self) -> Tree | None:
+        """The weights of the newest checkpoint that verifies, also while a trainer writes and deletes beside us."""
+        for _ in range(RETRIES):
+            before = self._paths()
+            try:
+                checkpoint = self.load(blocks=False)
+                return None if checkpoint is None else checkpoint.weights()
+            except (UserError, FileNotFoundError):
+                if self._paths() == before:
+                    raise
+        raise UserError(f"{self.directory} changes faster than it can be read; try again.")
 
     def load(self, blocks: bool = True) -> Checkpoint | None:
         """The newest checkpoint that verifies, with its block files or without; None if there is none at all."""
@@ -139,17 +152,17 @@ class Checkpoints:
         self._new = []
         for name, store in nodes.stores().items():
             files[name] = [file for file in self._saved.get(name, []) if file["stop"] > store.oldest]
-            since = files[name][-1]["stop"] if files[name] else 0
-            first, stop, arrays = store.blocks(since)
-            if stop == first:
-                continue
-            file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
-            aside = self.blocks / f".aside-{file['file']}"
-            file |= _write(aside, arrays)
-            self._new.append(self.blocks / file["file"])
-            os.rename(aside, self._new[-1])
-            self._sound[file["file"]] = True
-            files[name].append(file)
+            since = max(files[name][-1]["stop"] if files[name] else 0, store.oldest)
+            most = max(1, CHUNK // store.schema.nbytes)
+            for start in range(since, store.next, most):
+                first, stop, arrays = store.blocks(start, most)
+                file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
+                aside = self.blocks / f".aside-{file['file']}"
+                file |= _write(aside, arrays)
+                self._new.append(self.blocks / file["file"])
+                os.rename(aside, self._new[-1])
+                self._sound[file["file"]] = True
+                files[name].append(file)
         _sync(self.blocks)
         return files
 
@@ -222,13 +235,13 @@ class Checkpoints:
         finally:
             aside.unlink(missing_ok=True)
 
-    def _prune(self, number: int) -> None:
+    def _prune(self, newest: Path) -> None:
         """Deletes all but the newest checkpoints, then the block files that none of those needs.
 
         Checkpoints after this one are damaged, or it would have gone on from them: they are the first to go.
         """
         paths = self._paths()
-        for path in [p for p in paths if p.name > f"{number:06d}"]:
+        for path in [p for p in paths if p.name > newest.name]:
             shutil.rmtree(path, ignore_errors=True)
             paths.remove(path)
         for path in paths[self.keep :]:

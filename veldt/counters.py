@@ -10,6 +10,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {"env_steps": 0, "learner_steps": 0}
+        self.stopping = False  # the run is about to end: no node should begin or go on with anything long
 
     def add(self, name: str, n: int) -> int:
         """Adds, and returns the new count."""

@@ -71,7 +71,7 @@ class Learner:
         self.config, self.env_steps, self.device = config, env_steps, torch.device(device)
         torch.manual_seed(seed)
         self.net = algorithm.network(env).to(self.device)
-        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        self.target = copy.deepcopy(self.net).requires_grad_(False).eval()
         self.vector, self.target_vector = params.flatten(self.net), params.flatten(self.target)
         self.gradient = params.flatten_gradients(self.net)
         self.optimizers: dict[str, optim.Optimizer] = {}  # by group of parameters, made when its loss is first seen

@@ -110,7 +110,7 @@ def torso_for(env: EnvSpec, history: int, stacked: tuple[str, ...], hidden: tupl
             torsos[key] = NatureCNN(stack * channels, height, width, channels_last)
         else:
             torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
-    return torsos["obs"] if list(torsos) == ["obs"] else Concat(torsos)
+    return torsos["obs"] if "obs" in env.observation else Concat(torsos)
 
 
 def features_of(torso: nn.Module) -> int:

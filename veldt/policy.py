@@ -37,7 +37,7 @@ class LocalPolicy:
         env: EnvSpec,
         params: Params,
         counters: Counters,
-        explore: Explore,
+        explore: Explore | None,  # None: always greedy
         seed: int,
         refresh: int = 1,  # steps between two looks for newer weights
         device: str = "cpu",
@@ -45,7 +45,8 @@ class LocalPolicy:
         self.algorithm, self.env, self.params, self.counters = algorithm, env, params, counters
         self.explore, self.refresh, self.device = explore, refresh, device
         self.rng = np.random.default_rng(seed)
-        self.net = algorithm.network(env).to(device).requires_grad_(False)
+        # In eval mode: dropout is off, and running averages are the learner's.
+        self.net = algorithm.network(env).to(device).requires_grad_(False).eval()
         self.vector = flatten(self.net)
         self.version = -1
         self.steps = 0
@@ -66,7 +67,8 @@ class LocalPolicy:
                 for name, column in self.algorithm.state(self.env).items()
             }
         rows = self._history[group].append(step)
-        explore = np.broadcast_to(np.asarray(self.explore(self.counters.get("env_steps"))), (n,))
+        amount = 0.0 if self.explore is None else self.explore(self.counters.get("env_steps"))
+        explore = np.broadcast_to(np.asarray(amount), (n,))
         self.epsilon = float(explore.mean())
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(x).to(self.device) for name, x in rows.items()}
@@ -103,7 +105,7 @@ class LocalPolicy:
         return state
 
     def metrics(self) -> dict[str, float]:
-        return {"epsilon": self.epsilon} if self.epsilon else {}
+        return {} if self.explore is None else {"epsilon": self.epsilon}
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import numpy as np
 import tyro
 
 from veldt.algorithms.dqn import DQN
@@ -131,7 +130,7 @@ class Config:
             "log.every": self.log.every,
         }
         for name, value in positive.items():
-            if not value > 0:
+            if not value > 0 or (math.isinf(value) and name != "log.every"):
                 raise UserError(f"{name} must be greater than 0, not {value}.")
         not_negative = {
             "seed": self.seed,
@@ -146,7 +145,7 @@ class Config:
             "checkpoint.every": self.checkpoint.every,
         }
         for name, value in not_negative.items():
-            if not value >= 0:
+            if not 0 <= value < math.inf:
                 raise UserError(f"{name} must not be negative, but it is {value}.")
         for name, value in (("epsilon", self.actor.epsilon), ("epsilon_end", self.actor.epsilon_end)):
             if not 0 <= value <= 1:
@@ -184,9 +183,6 @@ class Config:
         actor = self.actor
         part = min(1.0, env_steps / max(1, actor.epsilon_steps))
         return actor.epsilon + part * (actor.epsilon_end - actor.epsilon)
-
-    def greedy(self, env_steps: int) -> float | Array:
-        return np.zeros(())
 
 
 def dqn(env: str) -> Config:
@@ -263,12 +259,22 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     if isinstance(like, bool) or isinstance(value, bool):
         if isinstance(value, bool) and isinstance(like, bool):
             return value
-    elif isinstance(like, float) and isinstance(value, int | float):
+    elif isinstance(like, float) and (isinstance(value, int | float) or _is_number(value)):
         return float(value)
     elif isinstance(like, int) and isinstance(value, int | float) and math.isfinite(value) and int(value) == value:
         return int(value)
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
-        return tuple(value)
+        if not like or all(type(part) is type(like[0]) for part in value):
+            return tuple(value)
     elif isinstance(like, str) and isinstance(value, str | int):
         return str(value)
     raise UserError(f"{name} must be a {type(like).__name__}, not {value!r}.")
+
+
+def _is_number(value: Any) -> bool:
+    """YAML reads 5e-4 as a string."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -66,31 +66,34 @@ class Run:
 
     def policy(self) -> LocalPolicy:
         """The greedy policy of the last weights."""
-        config = self.config
-        checkpoint = self.checkpoints().load(blocks=False)
-        if checkpoint is None:
+        config, weights = self.config, self.checkpoints().weights()
+        if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
         env = make_env(config.env).spec
-        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), config.greedy, seed=0)
-        params.restore(policy.net, checkpoint.weights())
+        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), None, seed=0)
+        params.restore(policy.net, weights)
         return policy
 
     def evaluate(self, episodes: int = 20, seed: int = 0) -> Evaluation:
         """Greedy episodes of the last weights."""
         if episodes < 1:
             raise UserError(f"episodes must be greater than 0, not {episodes}.")
+        if seed < 0:
+            raise UserError(f"seed must not be negative, but it is {seed}.")
         envs = make_env(self.config.env, min(episodes, 20))
         try:
-            return evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
+            found = evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
+            assert found is not None
+            return found
         finally:
             envs.close()
 
     def weights_hash(self) -> str:
         """sha256 of the last weights, by name and value."""
-        checkpoint = self.checkpoints().load(blocks=False)
-        assert checkpoint is not None, self.path
+        weights = self.checkpoints().weights()
+        assert weights is not None, self.path
         digest = hashlib.sha256()
-        for name, array in sorted(checkpoint.weights().items()):
+        for name, array in sorted(weights.items()):
             digest.update(name.encode() + array.tobytes())
         return digest.hexdigest()
 
@@ -107,6 +110,11 @@ def train(
 
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
     """
+    if env is not None and not isinstance(env, str) and not callable(env):
+        raise UserError(
+            f"env must be a name or a function that makes an environment, not a {type(env).__name__}; for example "
+            "env=lambda: gym.make('CartPole-v1')."
+        )
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
     name = callables.name_of(env) if callable(env) else env
@@ -156,9 +164,11 @@ def check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"There is no device {name!r}; use cpu or cuda.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("No CUDA device is available here; use --device cpu.")
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"There is no device {name!r}; use cpu or cuda.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"No CUDA device is available here as {name!r}; use --device cpu.")
 
 
 class Session:
@@ -167,12 +177,12 @@ class Session:
     def __init__(self, config: Config, path: Path, quiet: bool) -> None:
         self.config, self.path, self.quiet = config, path, quiet
         self.interrupted = 0  # signal number
+        self.nodes: Nodes | None = None  # once they run
         self.began = self.last_line = self.rates_at = time.monotonic()
         self.earlier_s = 0.0  # of the sessions before this one
         self.number = 0  # of the last checkpoint
         self.evaluations = 0
         self.rates_from = {"env_steps": 0, "learner_steps": 0}
-        self.restored = False
 
     def run(self) -> Run:
         config = self.config
@@ -212,8 +222,9 @@ class Session:
 
     def until(self, nodes: Nodes) -> bool:
         """Asked between two rounds: checkpoints and logs where they are due; True when the run is over."""
-        if not self.restored:
+        if self.nodes is None:
             self._restore(nodes)
+            self.nodes = nodes
         steps = nodes.count("env_steps")
         done = steps >= self.config.steps
         if done or self.interrupted:
@@ -233,7 +244,6 @@ class Session:
         return False
 
     def _restore(self, nodes: Nodes) -> None:
-        self.restored = True
         self.saved_at = 0
         if self.checkpoint is not None:
             manifest = self.checkpoint.manifest
@@ -331,6 +341,8 @@ class Session:
         say(f"network: {parameters:,} parameters on {config.device}{stacking}")
         say(f"store: {size.capacity:,} items, {format_bytes(size.nbytes)} when full ({config.store.selector})")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
+        if 0 < config.checkpoint.every < config.actor.envs * config.actor.block:
+            log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(size.nbytes))
         if self.checkpoint is not None:
             manifest = self.checkpoint.manifest
@@ -338,7 +350,7 @@ class Session:
 
     def _conclude(self) -> None:
         if self.interrupted:
-            self.screen.say(f"Stopped; a checkpoint is written. Go on with: veldt resume {self.path}")
+            self.screen.say(f"Stopped at {self.saved_at:,} env steps. Go on with: veldt resume {self.path}")
         elif self.checkpoint is not None and self.number == self.checkpoint.number:
             more = f"veldt resume {self.path} --steps {2 * self.config.steps}"
             self.screen.say(f"It was trained to the end before. Evaluate with: veldt eval {self.path}; go on with: {more}")
@@ -356,6 +368,8 @@ class Session:
             if self.interrupted:
                 os._exit(128 + number)
             self.interrupted = number
+            if self.nodes is not None:
+                self.nodes.stop()
             if not self.quiet:  # print() is not safe in a signal handler
                 os.write(2, b"\nStopping after a last checkpoint; once more to stop at once.\n")
 

@@ -213,10 +213,11 @@ class Replay:
         self.latest = {int(actor): (number[0], number[1]) for actor, number in state["latest"].items()}
         self.rng.bit_generator.state = state["rng"]
 
-    def blocks(self, since: int) -> tuple[int, int, Tree]:
-        """The blocks from serial `since` on that are still here: first serial, next serial, and copies of their rows."""
+    def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
+        """At most so many blocks from serial `since` on: first serial, the one after the last, and copies of their rows."""
         first = max(since, self.oldest)
-        slots = np.arange(first, self.next) % self.slots
+        stop = min(self.next, first + most)
+        slots = np.arange(first, stop) % self.slots
         out = {}
         for kind, arrays, size in (
             ("rows", self.rows, self.schema.rows),
@@ -227,7 +228,7 @@ class Replay:
                 if name == PACKED:  # a record is saved as its bytes
                     blocks = blocks.view(np.uint8).reshape(len(slots), size, array.dtype.itemsize)
                 out[f"{kind}/{name}"] = blocks
-        return first, self.next, out
+        return first, stop, out
 
     def load_blocks(self, first: int, blocks: Tree) -> None:
         """Puts back blocks that `blocks` returned, those of them that are still wanted."""

@@ -21,6 +21,8 @@ def check_video(path: Path) -> None:
         raise UserError(f"A video is a .gif or an .mp4 file, not {path.name!r}.")
     if not path.resolve().parent.is_dir():
         raise UserError(f"The directory of {path} does not exist.")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written.")
 
 
 def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -> int:
@@ -42,7 +44,10 @@ def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -
             record = envs.step(out["action"])
     finally:
         envs.close()
-    _gif(path, frames, fps) if path.suffix == ".gif" else _mp4(path, frames, fps)
+    try:
+        _gif(path, frames, fps) if path.suffix == ".gif" else _mp4(path, frames, fps)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error}).") from None
     return len(frames)
 
 

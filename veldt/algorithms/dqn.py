@@ -62,6 +62,8 @@ class DQN:
             raise UserError(f"dqn needs a Discrete action space, but {env.name} has {env.action_space}.")
         if self.n < 1 or self.history < 1 or not 0 <= self.gamma <= 1:
             raise UserError(f"dqn needs n >= 1, history >= 1 and 0 <= gamma <= 1, not {self}.")
+        if self.clip_reward < 0 or not all(isinstance(size, int) and size > 0 for size in self.hidden):
+            raise UserError("dqn needs clip_reward >= 0 and hidden layers of at least one unit.")
         for key in self.stacked:
             if f"obs/{key}" not in env.observation:
                 known = ", ".join(name.removeprefix("obs/") for name in env.observation)
@@ -80,10 +82,18 @@ class DQN:
         make = callables.find(self.network_from)
         if make is None:
             raise UserError(f"There is no {self.network_from!r} to make a network with.")
-        net: nn.Module = make(env)
         blank = {name: np.zeros((2, self.history, *c.shape), c.dtype) for name, c in env.step.items()}
-        with torch.no_grad():
-            q = net(self.observe({name: torch.from_numpy(x) for name, x in blank.items()}, self.history - 1))
+        try:
+            net: nn.Module = make(env)
+            with torch.no_grad():
+                q = net(self.observe({name: torch.from_numpy(x) for name, x in blank.items()}, self.history - 1))
+            single = all(parameter.dtype == torch.float32 for parameter in net.parameters())
+        except Exception as error:
+            raise UserError(
+                f"The network of {self.network_from} cannot be made or run: {type(error).__name__}: {error}"
+            ) from error
+        if not single:
+            raise UserError(f"The network of {self.network_from} must have float32 parameters.")
         if tuple(q.shape) != (2, env.n_actions):
             raise UserError(
                 f"The network of {self.network_from} must map [B, ...] observations to [B, {env.n_actions}] action values; "

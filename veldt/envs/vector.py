@@ -227,6 +227,8 @@ def _bounds(box: spaces.Box) -> tuple[bool, Array | None, Array | None]:
             return True, None, None
         with np.errstate(over="ignore"):  # beyond the largest float lies infinity, which bounds nothing
             return True, box.low - 1e-4 * np.maximum(1, abs(box.low)), box.high + 1e-4 * np.maximum(1, abs(box.high))
+    if box.dtype == np.bool_:
+        return False, None, None
     limits = np.iinfo(str(box.dtype))
     if (box.low == limits.min).all() and (box.high == limits.max).all():
         return False, None, None

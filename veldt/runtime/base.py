@@ -21,6 +21,7 @@ class Nodes(Protocol):
     def reset(self, number: int) -> None: ...  # begins new episodes, seeded by this number
     def state(self) -> dict[str, dict[str, Any]]: ...  # by node
     def load_state(self, state: dict[str, dict[str, Any]]) -> None: ...
+    def stop(self) -> None: ...  # the run is about to end: long steps are cut short; safe in a signal handler
     def stores(self) -> dict[str, Any]: ...  # the nodes that hold blocks
 
 

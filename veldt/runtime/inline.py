@@ -51,6 +51,10 @@ class InlineNodes:
     def metrics(self) -> dict[str, float]:
         return {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}
 
+    def stop(self) -> None:
+        for counters in self._counters:
+            counters.stopping = True
+
     def cut(self) -> None:
         """The store may say "not now" to the flushed blocks: then the other workers go on until it takes them.
 
