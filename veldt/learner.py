@@ -74,6 +74,7 @@ class Learner:
         self.target = copy.deepcopy(self.net).requires_grad_(False).eval()
         self.vector, self.target_vector = params.flatten(self.net), params.flatten(self.target)
         self.gradient = params.flatten_gradients(self.net)
+        self._buffers = self.vector[len(self.gradient) :]  # running averages, which the forward pass moves
         self.optimizers: dict[str, optim.Optimizer] = {}  # by group of parameters, made when its loss is first seen
         self.steps = 0
         self.bad = 0  # updates skipped because something was not finite
@@ -86,13 +87,13 @@ class Learner:
         if not self._fetched and not self._fetch():
             return False
         sample = self._fetched.popleft()
-        buffers = self.vector[len(self.gradient) :].clone()  # running averages, which the forward pass moves
+        buffers = self._buffers.clone() if len(self._buffers) else None
         batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
             self.store.update(sample.keys, loss.priorities.cpu().numpy())
-        else:
-            self.vector[len(self.gradient) :] = buffers
+        elif buffers is not None:
+            self._buffers.copy_(buffers)
         self.steps = self.counters.add("learner_steps", 1)
         if self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
