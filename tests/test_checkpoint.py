@@ -575,3 +575,34 @@ def test_a_directory_has_one_holder_and_the_lock_dies_with_it(tmp_path: Path) ->
         os.close(write_end)
     with exclusive(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_blocks_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a checkpoint never copies the whole store; and the chunks are the store again."""
+    whole = tiny(tmp_path / "whole", steps=600)
+    monkeypatch.setattr("veldt.checkpoint.CHUNK", 1)
+    run = tiny(tmp_path / "r", steps=600)
+    checkpoint = run.checkpoints().load()
+    assert checkpoint is not None
+    files = checkpoint.manifest["blocks"]["store"]
+    assert all(file["stop"] == file["first"] + 1 for file in files) and len(files) > 10
+    tiny(tmp_path / "whole", steps=900), tiny(tmp_path / "r", steps=900)
+    assert run.weights_hash() == whole.weights_hash()
+
+
+def test_weights_are_found_while_a_trainer_prunes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint that was listed is gone when it is read, and a newer one is there."""
+    written(tmp_path, rounds=3, keep=3)
+    checkpoints, verify = Checkpoints(tmp_path), Checkpoints._verify
+    aside = tmp_path.parent / "newest"
+    (tmp_path / "000003").rename(aside)
+    shutil.rmtree(tmp_path / "000001")
+
+    def pruned(self: Checkpoints, path: Path) -> Any:
+        if aside.exists():
+            shutil.rmtree(path)
+            aside.rename(tmp_path / "000003")
+        return verify(self, path)
+
+    monkeypatch.setattr(Checkpoints, "_verify", pruned)
+    assert checkpoints.weights() is not None

@@ -396,3 +396,8 @@ def test_the_newest_weights_win_and_are_handed_out_once() -> None:
     newer = service.pull(0)
     assert newer is not None and newer.version == 5 and newer.vector.all()
     assert not first.vector.any()
+
+
+def test_the_target_is_in_eval_mode() -> None:
+    one = learner(Store(lambda number: None), NormedDQN())
+    assert one.net.training and not any(module.training for module in one.target.modules())

@@ -179,3 +179,8 @@ def test_colour_images_may_have_their_channels_last(history: int) -> None:
 def test_a_single_number_is_an_observation() -> None:
     torso = torso_for(env_with((), np.float32), 1, (), (16,))
     assert torso(torch.zeros(5)).shape == (5, 16)
+
+
+def test_a_dict_with_the_single_key_obs_is_still_a_dict() -> None:
+    torso = torso_for(env_of(**{"obs/obs": VECTOR}), 1, (), (16,))
+    assert torso({"obs": torch.zeros(2, 5)}).shape == (2, 16)

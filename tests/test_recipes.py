@@ -161,3 +161,9 @@ def test_streams_of_random_numbers_have_names() -> None:
 def test_suggestions() -> None:
     assert did_you_mean("trian", ["train", "eval"]) == " Did you mean train?"
     assert did_you_mean("qqqq", ["train", "eval"]) == ""
+
+
+def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
+    assert recipes.make("dqn", "CartPole-v1", **{"learner.lr": "5e-4"}).learner.lr == 5e-4
+    with pytest.raises(UserError, match=r"learner\.lr"):
+        recipes.make("dqn", "CartPole-v1", **{"learner.lr": "fast"})

@@ -581,3 +581,8 @@ def test_the_log_of_the_package_is_left_as_it_was(tmp_path: Path) -> None:
     before = (logger.level, list(logger.handlers))
     tiny(tmp_path / "r", steps=60)
     assert (logger.level, list(logger.handlers)) == before
+
+
+def test_a_negative_seed_of_an_evaluation_is_refused(finished: Run) -> None:
+    with pytest.raises(UserError, match="seed must not be negative"):
+        finished.evaluate(1, seed=-1)
