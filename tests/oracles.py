@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -208,7 +209,7 @@ class Rig:
         self.tap = Tap(self.store)
         self.log = Log(LocalPolicy(tracer, probe.spec, LatestParams(), counters, lambda _: 1.0, seed=3))
         self.recorder = Recorder(self.log, self.tap, tracer, self.schema, **kwargs)
-        self.actor = Actor(env, n, self.recorder, counters, seed=5, groups=tuple(range(groups)))
+        self.actor = Actor(partial(make_env, env), n, self.recorder, counters, seed=5, groups=tuple(range(groups)))
         self.resets = 0
         probe.close()
 
@@ -234,6 +235,15 @@ class Rig:
                 out += [(number, o, lane) for o in starts if o < stop]
         return out
 
+    def check_slices(self, rows: dict[str, Any]) -> None:
+        """Rows [T] of a window that trains one step: slices of them are the stacks of that step and of its bootstrap."""
+        window = self.schema.window
+        at, ends = window.before, np.flatnonzero(rows["last"][window.before + 1 :])
+        m = min(window.lookahead, *(ends[:1] + 1)) if len(ends) else window.lookahead
+        for row in (at, at + m):
+            stack = stack_history(rows["obs"], rows["first"], rows["valid"], row, window.history)
+            assert (rows["obs"][row - window.history + 1 : row + 1] == stack).all(), (rows, row)
+
     def check(self, rows: dict[str, Any], starts: dict[str, Any], gapless: bool) -> None:
         """Rows [T] of one sampled window and its start, against the log and against the environment's own words.
 
@@ -242,6 +252,14 @@ class Rig:
         window = self.schema.window
         number, position, lane = rows["place"][window.before].tolist()
         stream = self.log.streams[number]
+        if window.slices:
+            self.check_slices(rows)
+            rows = {**rows, "obs": rows["obs"].copy()}
+            for j in range(window.before):
+                if earlier_episode(rows["first"], rows["valid"], j, window.before):
+                    assert not rows["obs"][j].any(), "what lies before the episode reads as zero"
+                    earlier, position_then, _ = rows["place"][j]  # and is put back for what follows
+                    rows["obs"][j] = self.log.streams[earlier].rows[position_then]["obs"][lane] if rows["valid"][j] else 0
         for j in range(window.rows):
             at = position + j - window.before
             truth = stream.rows[at] if 0 <= at < len(stream.rows) else None
@@ -277,6 +295,11 @@ class Rig:
         assert starts["steps"] == steps, "the recurrent state is that before the first row after the history"
         begins = [at for at in range(row + 1) if stream.rows[at]["first"][lane]]
         assert not begins or steps == row - begins[-1], "and it is zero where an episode begins"
+
+
+def earlier_episode(first: Any, valid: Any, j: int, at: int) -> bool:
+    """Whether row j lies before the episode of row `at`, or beyond a row that is not valid."""
+    return j < at and (any(first[j + 1 : at + 1]) or not all(valid[j:at]))
 
 
 def tensors(*arrays: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,11 @@ class Always:
         return np.array([step[name] for number, step in self.sent if number == group])
 
 
+CHAINS = partial(make_env, "veldt/Chain-v0")
+
+
 def actor(policy: Any, env: Any = Chain, n: int = 2, groups: int = 1, seed: int = 0) -> Actor:
-    return Actor(env, n, policy, Counters(), seed, groups=tuple(range(groups)))
+    return Actor(partial(make_env, env), n, policy, Counters(), seed, groups=tuple(range(groups)))
 
 
 def test_env_steps_are_applied_actions_and_never_resets() -> None:
@@ -201,7 +205,7 @@ def test_episodes_that_never_end_are_not_waited_for() -> None:
 
 def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once() -> None:
     counters = Counters()
-    who = Evaluator("veldt/Chain-v0", Always(1), counters, every=100, episodes=3, max_length=99, seed=0)  # type: ignore[arg-type]
+    who = Evaluator(CHAINS, Always(1), counters, every=100, episodes=3, max_length=99, seed=0)  # type: ignore[arg-type]
     assert not who.step() and who.metrics() == {}
     counters.add("env_steps", 100)
     assert who.step() and not who.step()
@@ -212,7 +216,7 @@ def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once()
     counters.add("env_steps", 1)
     assert who.step()
     assert counters.get("evaluations") == 2
-    other = Evaluator("veldt/Chain-v0", Always(1), counters, every=100, episodes=3, max_length=99, seed=0)  # type: ignore[arg-type]
+    other = Evaluator(CHAINS, Always(1), counters, every=100, episodes=3, max_length=99, seed=0)  # type: ignore[arg-type]
     other.load_state(who.state())
     assert not other.step(), "a restored one does not evaluate again"
     who.close(), other.close()
@@ -226,7 +230,8 @@ def test_an_episode_that_was_not_waited_for_is_not_counted_again() -> None:
 
 def test_an_evaluation_ends_when_the_run_does() -> None:
     counters = Counters()
-    who = Evaluator(Chain, Always(0), counters, every=100, episodes=1, max_length=10**9, seed=0)  # type: ignore[arg-type]
+    chains = partial(make_env, Chain)  # without a time limit
+    who = Evaluator(chains, Always(0), counters, every=100, episodes=1, max_length=10**9, seed=0)  # type: ignore[arg-type]
     counters.add("env_steps", 100)
     counters.stopping = True
     assert who.step() and who.metrics() == {} and counters.get("evaluations") == 0

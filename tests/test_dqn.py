@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -371,7 +372,7 @@ def fill(dqn, steps=50, store=None, env=Ending, seed=1):
     store = store or Taking()
     policy = LocalPolicy(dqn, spec_, params, counters, lambda _: 0.5, seed=seed)
     recorder = Recorder(policy, store, dqn, schema)
-    actor = Actor(env, 3, recorder, counters, seed=seed)
+    actor = Actor(partial(make_env, env), 3, recorder, counters, seed=seed)
     for _ in range(steps):
         assert actor.step()
     while not actor.cut():

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import nn
 
 from veldt.algorithms.dqn import DQN
-from veldt.nets import MLP, Concat, NatureCNN, QHead, QNetwork, torso_for
+from veldt.nets import MLP, Concat, Image, NatureCNN, QHead, QNetwork, torso_for
 from veldt.step import EnvSpec
 from veldt.tree import spec
 
@@ -45,7 +45,7 @@ def test_nature_cnn_has_the_published_layers():
 
 def test_nature_cnn_is_rectified_after_every_layer():
     torch.manual_seed(0)
-    net = NatureCNN(1, 84, 84)
+    net = NatureCNN(Image(1, 84, 84))
     inputs = []
     for layer in (net.conv2, net.conv3, net.linear):
         layer.register_forward_hook(lambda layer, x, y: inputs.append(x[0]))
@@ -55,7 +55,7 @@ def test_nature_cnn_is_rectified_after_every_layer():
         assert (x >= 0).all() and (x == 0).any() and (x > 0).any()
 
 
-@pytest.mark.parametrize("make", [lambda: NatureCNN(1, 40, 44), lambda: MLP(40 * 44, (16,))])
+@pytest.mark.parametrize("make", [lambda: NatureCNN(Image(1, 40, 44)), lambda: MLP(40 * 44, (16,))])
 def test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are(make):
     torch.manual_seed(0)
     net = make()

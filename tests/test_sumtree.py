@@ -89,7 +89,14 @@ def test_draws_follow_the_masses():
 
 
 def test_check_valid_sees_a_parent_that_is_off_by_one_bit():
-    tree = filled([0.1, 0.2, 0.3])
-    tree.nodes[1] = np.nextafter(tree.nodes[1], 1)
+    tree = filled([0.1] * 70)  # three levels
+    for at in (tree.levels[1], tree.levels[2]):
+        right = tree.nodes[at]
+        tree.nodes[at] = np.nextafter(right, 1)
+        with pytest.raises(AssertionError):
+            tree.check_valid()
+        tree.nodes[at] = right
+    tree.check_valid()
+    tree.nodes[70] = 0.5  # a leaf that is none
     with pytest.raises(AssertionError):
         tree.check_valid()

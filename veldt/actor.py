@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from veldt.counters import Counters
-from veldt.envs import EnvLike, Envs, make_env
+from veldt.envs import Envs
 from veldt.seeds import derive
 from veldt.tree import Array, Tree
 
 if TYPE_CHECKING:  # an actor under central inference imports no torch
     from veldt.policy import LocalPolicy, Policy
+
+MakeEnvs = Callable[[int], Envs]  # how many -> a vector of so many environments
 
 
 class Actor:
@@ -22,7 +24,7 @@ class Actor:
 
     def __init__(
         self,
-        env: EnvLike,
+        envs: MakeEnvs,
         n: int,
         policy: Policy,
         counters: Counters,
@@ -31,7 +33,7 @@ class Actor:
         groups: tuple[int, ...] = (0,),  # names for the policy, unique among all who share it
     ) -> None:
         self.policy, self.counters, self.seed, self.name = policy, counters, seed, name
-        self.groups = {number: Group(make_env(env, n)) for number in groups}
+        self.groups = {number: Group(envs(n)) for number in groups}
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.episodes = 0
@@ -208,11 +210,11 @@ class Evaluator:
     """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
 
     def __init__(
-        self, env: EnvLike, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int
+        self, envs: MakeEnvs, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int
     ) -> None:
         self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
         self.max_length = max_length
-        self.envs = make_env(env, min(episodes, 16))
+        self.envs = envs(min(episodes, 16))
         self.next = every  # env steps
         self.latest: Evaluation | None = None
 

@@ -43,6 +43,11 @@ class Window:
         """T, the rows that one sample of this window has."""
         return self.before + self.length + self.lookahead
 
+    @property
+    def slices(self) -> bool:
+        """Only one step of a window trains, so a store blanks what lies before its episode: stacks are plain slices."""
+        return self.length == 1 and self.burn_in == 0
+
     def block_rows(self, fresh: int) -> int:
         assert fresh > 0 and fresh % self.stride == 0, (fresh, self)
         return self.before + fresh + self.after

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,33 +31,106 @@ class MLP(nn.Module):
         return x
 
 
-class NatureCNN(nn.Module):
-    """Mnih et al. 2015: conv 32 8x8/4, 64 4x4/2, 64 3x3/1, linear 512. [B, channels, H, W] -> [B, 512].
+class ConvNet(nn.Module):
+    """Convolutions, then one linear layer: [B, channels, H, W] -> [B, features]; both rectified.
 
-    With `channels_last` it takes [B, ..., H, W, C] as cameras and renderers give it.
+    With `channels_last` it takes [B, ..., H, W, C] as cameras and renderers give it. History becomes channels.
     """
 
-    def __init__(self, channels: int, height: int, width: int, channels_last: bool = False) -> None:
+    def __init__(self, image: Image, features: int) -> None:
         super().__init__()
-        self.channels_last = channels_last
+        self.image, self.features = image, features
+        self.layers(image.channels)
+        with torch.no_grad():
+            flat = self.convolve(torch.zeros(1, image.channels, image.height, image.width)).flatten(1).shape[1]
+        self.linear = nn.Linear(flat, features)
+
+    def layers(self, channels: int) -> None:
+        raise NotImplementedError
+
+    def convolve(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.image
+        x = as_float(x.movedim(-1, -3) if image.channels_last else x)
+        x = self.convolve(x.reshape(len(x), image.channels, image.height, image.width))
+        return F.relu(self.linear(x.flatten(1)))
+
+
+class Image(NamedTuple):
+    """What a convolutional network takes."""
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool = False
+
+
+class NatureCNN(ConvNet):
+    """Mnih et al. 2015: conv 32 8x8/4, 64 4x4/2, 64 3x3/1, linear 512."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(image, 512)
+
+    def layers(self, channels: int) -> None:
         self.conv1 = nn.Conv2d(channels, 32, 8, 4)
         self.conv2 = nn.Conv2d(32, 64, 4, 2)
         self.conv3 = nn.Conv2d(64, 64, 3, 1)
-        self.channels, self.height, self.width = channels, height, width
-        with torch.no_grad():
-            flat = self._convolve(torch.zeros(1, channels, height, width)).shape[1]
-        self.linear = nn.Linear(flat, 512)
-        self.features = 512
 
-    def _convolve(self, x: Tensor) -> Tensor:
+    def convolve(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x))
-        return F.relu(self.conv3(x)).flatten(1)
+        return F.relu(self.conv3(x))
+
+
+class MinAtarCNN(ConvNet):
+    """Young and Tian 2019: conv 16 3x3/1, linear 128."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(image, 128)
+
+    def layers(self, channels: int) -> None:
+        self.conv = nn.Conv2d(channels, 16, 3, 1)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x))
+
+
+class ImpalaResNet(ConvNet):
+    """Espeholt et al. 2018, the deep one: three sections of 16, 32, 32 channels, linear 256.
+
+    A section is conv 3x3, max pooling 3x3/2 and two residual blocks; the last is rectified.
+    """
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(image, 256)
+
+    def layers(self, channels: int) -> None:
+        sizes = (channels, 16, 32, 32)
+        self.sections = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
+        self.blocks = nn.ModuleList(nn.ModuleList(ResidualBlock(size) for _ in range(2)) for size in sizes[1:])
+
+    def convolve(self, x: Tensor) -> Tensor:
+        for section, blocks in zip(self.sections, self.blocks, strict=True):
+            x = F.max_pool2d(section(x), 3, 2, padding=1)
+            assert isinstance(blocks, nn.ModuleList)
+            for block in blocks:
+                x = block(x)
+        return F.relu(x)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), 3x3."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x.movedim(-1, -3) if self.channels_last else x)
-        x = x.reshape(len(x), self.channels, self.height, self.width)
-        return F.relu(self.linear(self._convolve(x)))
+        y: Tensor = self.conv2(F.relu(self.conv1(F.relu(x))))
+        return x + y
 
 
 class Concat(nn.Module):
@@ -98,18 +172,26 @@ class QNetwork(nn.Module):
         return q
 
 
-def torso_for(env: EnvSpec, history: int, stacked: tuple[str, ...], hidden: tuple[int, ...]) -> nn.Module:
-    """The Nature CNN for images of at least 36 x 36, an MLP for all else; both side by side for a Dict."""
+CONVNETS: dict[str, Callable[[Image], nn.Module]] = {"nature": NatureCNN, "minatar": MinAtarCNN, "impala": ImpalaResNet}
+
+
+def torso_for(
+    env: EnvSpec, history: int, stacked: tuple[str, ...], hidden: tuple[int, ...], convnet: str = "auto"
+) -> nn.Module:
+    """A convolutional network for images, an MLP for all else; both side by side for a Dict.
+
+    By default images of at least 36 x 36 get the Nature CNN, small ones with channels (MinAtar's) the MinAtar CNN.
+    """
     torsos: dict[str, nn.Module] = {}
     for name, column in env.observation.items():
         key = name.removeprefix("obs/")
         stack = history if not stacked or key in stacked else 1
         image = _image(column)
-        if image is not None:
-            channels, height, width, channels_last = image
-            torsos[key] = NatureCNN(stack * channels, height, width, channels_last)
-        else:
+        kind = "mlp" if image is None else convnet if convnet != "auto" else _fitting(image, column)
+        if image is None or kind == "mlp":
             torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
+        else:
+            torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels))
     return torsos["obs"] if "obs" in env.observation else Concat(torsos)
 
 
@@ -119,15 +201,21 @@ def features_of(torso: nn.Module) -> int:
     return torso.features
 
 
-def _image(column: ArraySpec) -> tuple[int, int, int, bool] | None:
-    """(channels, height, width, channels last) of a uint8 column [H, W], [C, H, W] or [H, W, C], C at most 4 if last."""
+def _image(column: ArraySpec) -> Image | None:
+    """A uint8 or bool column [H, W], [C, H, W] or [H, W, C]: channels are last if they are at most 4, or bool (MinAtar)."""
     shape = column.shape
-    if column.dtype != np.uint8 or len(shape) not in (2, 3):
+    if column.dtype not in (np.uint8, np.bool_) or len(shape) not in (2, 3):
         return None
-    channels_last = len(shape) == 3 and shape[-1] <= 4
+    channels_last = len(shape) == 3 and (shape[-1] <= 4 or column.dtype == np.bool_)
     height, width = shape[:2] if channels_last else shape[-2:]
     channels = 1 if len(shape) == 2 else shape[-1] if channels_last else shape[0]
-    return (channels, height, width, channels_last) if min(height, width) >= 36 else None
+    return Image(channels, height, width, channels_last)
+
+
+def _fitting(image: Image, column: ArraySpec) -> str:
+    if min(image.height, image.width) >= 36:
+        return "nature"
+    return "minatar" if len(column.shape) == 3 and min(image.height, image.width) >= 3 else "mlp"
 
 
 def as_float(x: Tensor) -> Tensor:

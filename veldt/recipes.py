@@ -17,6 +17,7 @@ import tyro
 
 from veldt.algorithms.dqn import DQN
 from veldt.block import Schema
+from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.learner import LearnerConfig
 from veldt.limiters import SamplesPerInsert
@@ -92,6 +93,8 @@ class Config:
     """The recipe that this config began as."""
     env: str = "CartPole-v1"
     """A Gymnasium id, or module:callable."""
+    protocol: str = ""
+    """Atari: whose settings the games are played with: dqn, apex, r2d2 or sticky; others have none."""
     steps: int = 60_000
     """Env steps in all: actions applied, over all environments."""
     seed: int = 0
@@ -110,8 +113,13 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
+    def envs(self, n: int = 1, render: bool = False) -> Envs:
+        return make_env(self.env, n, render, self.protocol)
+
     def check(self) -> None:
-        """Raises a UserError for numbers that cannot work."""
+        """Raises a UserError for settings that cannot work."""
+        if self.protocol and not is_atari(self.env):
+            raise UserError(f"protocol {self.protocol!r} is for Atari (ALE/...), not for {self.env}.")
         positive = {
             "steps": self.steps,
             "threads": self.threads,
@@ -186,11 +194,12 @@ class Config:
 
 
 def dqn(env: str) -> Config:
-    """DQN (Mnih et al. 2015) in one process. Small tasks: tuned on CartPole. Atari: the paper's numbers."""
-    if env.startswith("ALE/") or "NoFrameskip" in env:
+    """DQN (Mnih et al. 2015) in one process. Atari: the paper's numbers. MinAtar and small tasks: tuned here."""
+    if is_atari(env):
         return Config(
             recipe="dqn",
             env=env,
+            protocol="dqn",
             steps=50_000_000,
             algorithm=DQN(gamma=0.99, history=4, clip_reward=1.0),
             actor=ActorConfig(envs=8, block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
@@ -207,6 +216,18 @@ def dqn(env: str) -> Config:
             ),
             eval=EvalConfig(every=250_000, episodes=10),
             checkpoint=CheckpointConfig(every=250_000),
+        )
+    if env.startswith("MinAtar/"):
+        return Config(
+            recipe="dqn",
+            env=env,
+            steps=500_000,
+            algorithm=DQN(n=3, double=True, dueling=True),
+            actor=ActorConfig(envs=8, block=16, epsilon_end=0.02, epsilon_steps=50_000),
+            store=StoreConfig(capacity="100_000", selector="prioritized", min_size=5_000, samples_per_insert=16.0),
+            learner=LearnerConfig(batch=32, lr=2.5e-4, target_every=500, prefetch=4),
+            eval=EvalConfig(every=25_000, episodes=20, max_length=10_000),
+            checkpoint=CheckpointConfig(every=100_000),
         )
     return Config(
         recipe="dqn",

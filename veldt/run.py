@@ -28,7 +28,7 @@ from veldt import callables, params, recipes
 from veldt.actor import Evaluation, evaluate
 from veldt.checkpoint import Checkpoints, exclusive
 from veldt.counters import Counters
-from veldt.envs import EnvLike, make_env
+from veldt.envs import EnvLike
 from veldt.errors import UserError
 from veldt.log import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
 from veldt.memory import Size, available_memory, check_memory, format_bytes
@@ -69,7 +69,7 @@ class Run:
         config, weights = self.config, self.checkpoints().weights()
         if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
-        env = make_env(config.env).spec
+        env = config.envs().spec
         policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), None, seed=0)
         params.restore(policy.net, weights)
         return policy
@@ -80,7 +80,7 @@ class Run:
             raise UserError(f"episodes must be greater than 0, not {episodes}.")
         if seed < 0:
             raise UserError(f"seed must not be negative, but it is {seed}.")
-        envs = make_env(self.config.env, min(episodes, 20))
+        envs = self.config.envs(min(episodes, 20))
         try:
             found = evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
             assert found is not None
@@ -187,7 +187,7 @@ class Session:
     def run(self) -> Run:
         config = self.config
         check_device(config.device)
-        envs = make_env(config.env)
+        envs = config.envs()
         env = envs.spec
         envs.close()
         config.algorithm.check(env)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple, Protocol
 
+import numba
 import numpy as np
 
 from veldt.sumtree import SumTree
@@ -58,12 +59,10 @@ class Prioritized:
             self.update(leaves, priorities)
 
     def update(self, leaves: Array, priorities: Array) -> None:
-        check_priorities(priorities)
         # Without a floor an item of priority zero would have no mass, and could never be drawn again.
-        mass = np.maximum(priorities.astype(np.float64), FLOOR) ** self.alpha
+        mass = np.maximum(check_priorities(priorities), FLOOR) ** self.alpha
         self.tree.set(leaves, mass)
-        if len(mass):
-            self.largest = max(self.largest, float(mass.max()))
+        self.largest = max(self.largest, mass.max(initial=0.0))
 
     def remove(self, leaves: Array) -> None:
         self.tree.set(leaves, np.zeros(len(leaves)))
@@ -151,6 +150,17 @@ class Fifo:
         assert sorted(self.queue) == np.flatnonzero(items).tolist()
 
 
-def check_priorities(priorities: Array) -> None:
-    if not (np.isfinite(priorities).all() and (priorities >= 0).all()):
+def check_priorities(priorities: Array) -> Array:
+    """The same as float64, if they are finite and not negative."""
+    priorities = np.ascontiguousarray(priorities, np.float64)
+    if not _well(priorities):
         raise ValueError(f"store: priorities must be finite and not negative, got {priorities}")
+    return priorities
+
+
+@numba.njit("b1(f8[::1])", cache=True)
+def _well(x: Array) -> bool:
+    well = True
+    for i in range(len(x)):
+        well &= (x[i] >= 0) & (x[i] < np.inf)
+    return well

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import numba
 import numpy as np
 
 from veldt.block import Block, Schema
 from veldt.limiters import Limiter
 from veldt.selectors import Selector, check_priorities
+from veldt.step import is_observation
 from veldt.tree import PACKED, Array, Tree
+from veldt.windows import Buffers, copy_windows, earlier_rows
 
 
 class Sample(NamedTuple):
@@ -72,7 +75,8 @@ class Replay:
         self.evicted = 0  # items
         self.duplicates = 0  # blocks that came twice
         self.latest: dict[int, tuple[int, int]] = {}  # actor -> (incarnation, sequence) of its last block
-        self._window = np.arange(schema.window.rows)
+        self._buffers = Buffers()
+        self._blanks = schema.window.slices and schema.window.before > 0
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         """Takes a block; False: not now. Priorities are one for each window start; None reads as the largest so far."""
@@ -86,8 +90,7 @@ class Replay:
         offsets = np.flatnonzero(block.items)
         if priorities is not None:
             assert priorities.shape == block.items.shape, (priorities.shape, block.items.shape)
-            priorities = priorities[offsets]
-            check_priorities(priorities)
+            priorities = check_priorities(priorities[offsets])
         while self.next - self.oldest == self.slots or self._overfull(items):
             if self.selector.once:  # a queue forgets nothing unread
                 return False
@@ -102,42 +105,59 @@ class Replay:
         return True
 
     def sample(self, n: int) -> Sample | None:
-        """n items and their windows; None: not now. The arrays are copies, never views of the store."""
+        """n items and their windows; None: not now. The arrays are copies, never views of the store.
+
+        Where a window trains a single step (`Window.slices`), observations before that step's episode read as zeros: a
+        stack of the history is then a plain slice of the window.
+        """
         if not self.limiter.can_sample(n, self.size, self.inserted, self.sampled) or self.size == 0:
             return None
-        size, starts = self.size, self.schema.starts
-        draw = self.selector.draw(n, self.rng)
-        slot, offset = np.divmod(draw.leaves, starts)
-        first = slot * self.schema.rows + offset * self.schema.window.stride
-        index = first[:, None] + self._window  # [n, T]
-        rows = {name: array.take(index, axis=0) for name, array in self.rows.items()}
+        size, draw = self.size, self.selector.draw(n, self.rng)
         states = {name: array.take(draw.leaves, axis=0) for name, array in self.starts.items()}
-        keys = self._serial(slot) * starts + offset
+        keys = self._keys(draw.leaves)
+        rows = self._windows(draw.leaves)
         self.sampled += n
         if self.selector.once:
-            self._consume(slot, offset)
+            self._consume(draw.leaves)
         return Sample(
             keys=keys,
-            rows=self.schema.layout.columns(rows),
+            rows=rows,
             starts=self.schema.start_layout.columns(states),
             weights=self.selector.weights(draw, size),
             probability=draw.probability,
         )
 
+    def _windows(self, leaves: Array) -> Tree:
+        """The columns [n, T, ...] of the windows that start at these leaves."""
+        schema = self.schema
+        slot, offset = np.divmod(leaves, schema.starts)
+        first = slot * schema.rows + offset * schema.window.stride
+        shape = (len(leaves), schema.window.rows)
+        out = {name: self._buffers.empty((*shape, *array.shape[1:]), array.dtype) for name, array in self.rows.items()}
+        columns = schema.layout.columns(out)
+        copy_windows(self.rows[PACKED], first, out[PACKED])  # first: the others ask it where episodes begin
+        blank = earlier_rows(columns["first"], columns["valid"], schema.window.before) if self._blanks else None
+        for name in schema.layout.large:
+            copy_windows(self.rows[name], first, out[name], blank if is_observation(name) else None)
+        if blank is not None and blank.any():
+            earlier = np.arange(schema.window.rows) < blank[:, None]  # [n, T]
+            for name, column in columns.items():
+                if is_observation(name) and name not in schema.layout.large:
+                    column[earlier] = 0
+        return columns
+
     def update(self, keys: Array, priorities: Array) -> None:
         """New priorities for sampled items. Keys of blocks that are gone are ignored and counted."""
         assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
-        check_priorities(priorities)
+        priorities = check_priorities(priorities)
         if not self.selector.prioritized:
             return
-        serial, offset = np.divmod(keys, self.schema.starts)
-        assert (serial < self.next).all(), "update: a key that no sample returned"
-        slot = serial % self.slots
-        alive = (serial >= self.oldest) & self.items[slot, offset]
-        if not alive.all():
-            self.stale += int((~alive).sum())
-            slot, offset, priorities = slot[alive], offset[alive], priorities[alive]
-        self.selector.update(slot * self.schema.starts + offset, priorities)
+        starts, leaves = self.schema.starts, self.items.size
+        assert not len(keys) or keys.max() < self.next * starts, "update: a key that no sample returned"
+        shift = self.oldest % self.slots * starts - self.oldest * starts
+        found = _alive(np.ascontiguousarray(keys), priorities, self.items.reshape(-1), self.oldest * starts, shift, leaves)
+        self.stale += len(keys) - len(found[0])
+        self.selector.update(*found)
 
     def _overfull(self, more: int) -> bool:
         """Whether so many more items are too many. How full a queue gets is its limiter's to say."""
@@ -148,9 +168,11 @@ class Replay:
         while self.size > self.capacity:
             self._evict()
 
-    def _serial(self, slot: Array) -> Array:
-        """The serial of the block that lies in each slot now."""
-        return self.oldest + (slot - self.oldest) % self.slots
+    def _keys(self, leaves: Array) -> Array:
+        """The keys of the items that are at these leaves now: key % all leaves == leaf."""
+        starts = self.schema.starts
+        oldest = self.oldest % self.slots * starts
+        return self.oldest * starts + np.where(leaves >= oldest, leaves - oldest, leaves - oldest + self.items.size)
 
     def _evict(self) -> None:
         slot = self.oldest % self.slots
@@ -161,10 +183,10 @@ class Replay:
         self.evicted += len(offsets)
         self.oldest += 1
 
-    def _consume(self, slot: Array, offset: Array) -> None:
+    def _consume(self, leaves: Array) -> None:
         """A queue forgets what it gave out, and frees each block that has nothing left."""
-        self.items[slot, offset] = False
-        self.size -= len(slot)
+        self.items.reshape(-1)[leaves] = False
+        self.size -= len(leaves)
         while self.oldest < self.next and not self.items[self.oldest % self.slots].any():
             self.oldest += 1
 
@@ -269,3 +291,19 @@ class Replay:
         assert not self.items[empty].any()
         assert self.inserted - self.evicted - (self.sampled if self.selector.once else 0) == self.size
         self.selector.check_valid(self.items.ravel())
+
+
+@numba.njit("Tuple((i8[::1], f8[::1]))(i8[::1], f8[::1], b1[::1], i8, i8, i8)", cache=True)
+def _alive(keys: Array, priorities: Array, items: Array, oldest: int, shift: int, leaves: int) -> tuple[Array, Array]:
+    """The leaves of the keys that are still in the store, and their priorities. The leaf of a key is key + shift."""
+    at, kept = np.empty(len(keys), np.int64), np.empty(len(keys), np.float64)
+    count = 0
+    for i in range(len(keys)):
+        leaf = keys[i] + shift
+        if leaf >= leaves:
+            leaf -= leaves
+        if keys[i] >= oldest and items[leaf]:
+            at[count] = leaf
+            kept[count] = priorities[i]
+            count += 1
+    return at[:count], kept[:count]

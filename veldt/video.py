@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from veldt.envs import Envs, make_env
+from veldt.envs import Envs
 from veldt.errors import UserError
 from veldt.run import Run
 from veldt.seeds import derive
@@ -29,7 +29,7 @@ def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -
     """Records one greedy episode and returns how many frames it has."""
     check_video(path)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws to memory, whether or not there is a display
-    envs, policy = make_env(run.config.env, 1, render=True), run.policy()
+    envs, policy = run.config.envs(1, render=True), run.policy()
     fps = int(envs.env.metadata.get("render_fps") or 30)
     frames: list[Array] = []
     try:

@@ -12,7 +12,7 @@ prioritized replay (Schaul et al. 2016)     the store's selector; priority |y - 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,7 +47,9 @@ class DQN:
     clip_reward: float = 0.0
     """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
     hidden: tuple[int, ...] = (128, 128)
-    """Hidden layers for vector observations; images get the Nature CNN."""
+    """Hidden layers for vector observations."""
+    convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
+    """Network for images; auto: nature, or minatar for small ones."""
     network_from: str = ""
     """`module:callable` that makes the network from an EnvSpec, instead of the built-in one."""
     stacked: tuple[str, ...] = ()
@@ -77,7 +79,7 @@ class DQN:
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:
-            torso = torso_for(env, self.history, self.stacked, self.hidden)
+            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
             return QNetwork(torso, QHead(features_of(torso), env.n_actions, self.dueling))
         make = callables.find(self.network_from)
         if make is None:

@@ -11,7 +11,6 @@ import torch
 
 from veldt import recipes
 from veldt.bench.timing import machine
-from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.program import Program
 from veldt.runtime import Inline, Nodes
@@ -77,7 +76,7 @@ class DqnBench:
         }
         config = recipes.make("dqn", "CartPole-v1", steps=self.steps, seed=seed, **settings)
         program = Program()
-        single(program, config, make_env(config.env).spec)
+        single(program, config, config.envs().spec)
         began: list[tuple[float, int, int]] = []
 
         def until(nodes: Nodes) -> bool:

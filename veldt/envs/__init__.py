@@ -4,6 +4,6 @@ step records."""
 from __future__ import annotations
 
 from veldt.envs import small as small  # registers the built-in environments
-from veldt.envs.vector import EnvError, EnvLike, Envs, make_env
+from veldt.envs.vector import EnvError, EnvLike, Envs, is_atari, make_env
 
-__all__ = ["EnvError", "EnvLike", "Envs", "make_env"]
+__all__ = ["EnvError", "EnvLike", "Envs", "is_atari", "make_env"]

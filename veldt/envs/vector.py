@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
+from veldt.envs.atari import Atari, find_protocol
 from veldt.errors import UserError, did_you_mean
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, spec
@@ -20,7 +22,8 @@ from veldt.tree import Array, Spec, Tree, spec
 EnvLike = str | Callable[[], gym.Env[Any, Any]]
 BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
 
-PACKAGES = {"ALE/": ("ale_py", "atari")}  # by prefix of the id: the package that registers it, and our extra
+# By prefix of the id: the module that registers it, and our extra.
+PACKAGES = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar.gym", "minatar")}
 
 log = logging.getLogger("veldt")
 
@@ -73,11 +76,13 @@ class Envs:
         if self._action_bounds is not None:
             action = np.clip(action, *self._action_bounds)
         try:
-            raw, reward, terminated, truncated, _ = self.env.step(action)
+            raw, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:
             raise EnvError(f"{self.name}: step raised {type(error).__name__}: {error}") from error
         first = self._last
         step = self._record(raw, reward, terminated, truncated)
+        if "life_lost" in info:  # ends the return, not the episode
+            step["discount"][info["life_lost"]] = 0.0
         step["first"] = first
         self._last = step["last"]
         return step
@@ -141,8 +146,11 @@ class Envs:
         step["valid"][bad] = False
 
 
-def make_env(env: EnvLike, n: int = 1, render: bool = False) -> Envs:
-    """n environments from a Gymnasium id, `module:callable`, or a callable that returns one `gymnasium.Env`."""
+def make_env(env: EnvLike, n: int = 1, render: bool = False, protocol: str = "") -> Envs:
+    """n environments from a Gymnasium id, `module:callable`, or a callable that returns one `gymnasium.Env`.
+
+    The protocol names whose settings Atari is played with (`veldt.envs.atari`).
+    """
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     factory = _find(env) if isinstance(env, str) else env
@@ -150,6 +158,12 @@ def make_env(env: EnvLike, n: int = 1, render: bool = False) -> Envs:
 
         def build() -> VectorEnv[Any, Any, Any]:
             return SyncVectorEnv([factory] * n, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+    elif isinstance(env, str) and is_atari(env):
+        settings = find_protocol(protocol)
+
+        def build() -> VectorEnv[Any, Any, Any]:
+            return Atari(str(env), n, settings, render)
 
     else:
         assert isinstance(env, str)
@@ -163,10 +177,19 @@ def make_env(env: EnvLike, n: int = 1, render: bool = False) -> Envs:
             )
 
     try:
-        vector = build()
+        with warnings.catch_warnings():
+            # v0 of MinAtar has all six actions and v1 the minimal set; neither is out of date.
+            warnings.filterwarnings("ignore", ".*MinAtar/.* is out of date", DeprecationWarning)
+            vector = build()
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{name} could not be made: {type(error).__name__}: {error}") from error
     return Envs(vector, name)
+
+
+def is_atari(env: str) -> bool:
+    return env.startswith("ALE/")
 
 
 def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
@@ -175,12 +198,16 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
         factory = callables.find(env)
         if factory is not None:
             return factory
-    package, extra = next((x for prefix, x in PACKAGES.items() if env.startswith(prefix)), ("", ""))
-    if package:
+    prefix = next((prefix for prefix in PACKAGES if env.startswith(prefix)), "")
+    if prefix and not any(name.startswith(prefix) for name in gym.registry):
+        package, extra = PACKAGES[prefix]
         try:
-            importlib.import_module(package)  # registers its environments
+            module = importlib.import_module(package)
         except ImportError:
+            package = package.partition(".")[0]
             raise UserError(f"{env} needs {package}; install it with: pip install 'veldt[{extra}]'.") from None
+        if hasattr(module, "register_envs"):  # others register when imported
+            module.register_envs()
     try:
         gym.spec(env)
     except gym.error.Error:

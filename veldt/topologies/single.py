@@ -42,8 +42,8 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     recorder = program.add(
         "recorder/0", Recorder, policy, store, algorithm, schema, actor=0, incarnation=INCARNATION, on=learner
     )
-    program.add("actor/0", Actor, config.env, config.actor.envs, recorder, counters, seed, on=learner)
+    program.add("actor/0", Actor, config.envs, config.actor.envs, recorder, counters, seed, on=learner)
     if config.eval.every:
         greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, None, derive(seed, "greedy"))
         every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
-        program.add("evaluator", Evaluator, config.env, greedy, counters, every, episodes, max_length, seed, on=greedy)
+        program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, seed, on=greedy)

@@ -1,0 +1,112 @@
+"""Atari through ale-py's C++ vector environment: one new frame [84, 84] uint8 a step, and raw rewards.
+
+Frames are skipped four at a time, the last two are merged by their maximum, turned to grey and shrunk to 84 x 84. What the
+papers do beyond that is here as named protocols. Stacking is the window's (`history`), clipping rewards is the loss's
+(`clip_reward`), and the loss of a life reaches the learner as discount 0 in the middle of an episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from veldt.errors import UserError, did_you_mean
+from veldt.tree import Array
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a paper plays."""
+
+    noops: int = 30  # an episode begins with 0 ... so many frames of doing nothing
+    sticky: float = 0.0  # probability that the emulator repeats the last action instead of the new one
+    life_loss: bool = True  # a lost life ends the return, but not the episode
+    full_actions: bool = False  # all 18 actions, also those without a meaning in this game
+    max_frames: int = 108_000  # after which an episode is truncated: 30 minutes of play
+    frame_skip: int = 4
+
+
+PROTOCOLS = {
+    "dqn": Protocol(),  # Mnih et al. 2015; also A3C, Gorila
+    "apex": Protocol(full_actions=True),  # Horgan et al. 2018
+    "r2d2": Protocol(full_actions=True, life_loss=False),  # Kapturowski et al. 2019; also SEED RL
+    "sticky": Protocol(noops=0, sticky=0.25, full_actions=True, life_loss=False),  # Machado et al. 2018
+}
+
+
+def find_protocol(name: str) -> Protocol:
+    """No name: the one of DQN."""
+    name = name or "dqn"
+    if name not in PROTOCOLS:
+        hint = did_you_mean(name, PROTOCOLS) or f" There are: {', '.join(PROTOCOLS)}."
+        raise UserError(f"There is no Atari protocol {name!r}.{hint}")
+    return PROTOCOLS[name]
+
+
+class Atari(VectorEnv[Any, Any, Any]):
+    """n games of one kind, stepped in threads. `info["life_lost"]` tells where a lost life ends the return."""
+
+    def __init__(self, env: str, n: int, protocol: Protocol, render: bool = False) -> None:
+        entry = gym.spec(env)
+        if entry.vector_entry_point is None:
+            raise UserError(
+                f"{env} steps single frames; use an id such as ALE/Breakout-v5, where Veldt skips and shrinks them."
+            )
+        self.protocol, self.num_envs = protocol, n
+        game = str(entry.kwargs["game"])
+        self.games = _games(game, n, protocol, size=(84, 84), grey=True)
+        # A second emulator that is given the same seeds and actions shows the same game in colour and full size.
+        self.screens = _games(game, n, protocol, size=(210, 160), grey=False) if render else None
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 60 // protocol.frame_skip}
+        self.single_observation_space = spaces.Box(0, 255, (84, 84), np.uint8)
+        self.single_action_space = self.games.single_action_space
+        self._lives = np.zeros(n, np.int32)
+        self._screen: Array | None = None
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Array, dict[str, Array]]:
+        frames, info = self.games.reset(seed=seed)
+        if self.screens is not None:
+            self._screen = self.screens.reset(seed=seed)[0][:, 0]
+        self._lives = info["lives"]
+        return frames[:, 0], info
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Array]]:
+        frames, reward, terminated, truncated, info = self.games.step(actions)
+        if self.screens is not None:
+            self._screen = self.screens.step(actions)[0][:, 0]
+        if self.protocol.life_loss:
+            info["life_lost"] = info["lives"] < self._lives
+        self._lives = info["lives"]
+        return frames[:, 0], reward, terminated, truncated, info
+
+    def render(self) -> tuple[Array, ...] | None:
+        return None if self._screen is None else tuple(self._screen)
+
+    def close(self, **kwargs: Any) -> None:
+        """The emulators end when nobody holds them any more."""
+
+
+def _games(game: str, n: int, protocol: Protocol, size: tuple[int, int], grey: bool) -> VectorEnv[Any, Any, Any]:
+    from ale_py.vector_env import AtariVectorEnv
+
+    games: VectorEnv[Any, Any, Any] = AtariVectorEnv(
+        game,
+        n,
+        img_height=size[0],
+        img_width=size[1],
+        grayscale=grey,
+        stack_num=1,
+        frameskip=protocol.frame_skip,
+        noop_max=protocol.noops,
+        repeat_action_probability=protocol.sticky,
+        full_action_space=protocol.full_actions,
+        max_num_frames_per_episode=protocol.max_frames,
+        reward_clipping=False,
+        use_fire_reset=False,
+    )
+    return games
