@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from oracles import chi_square
+from oracles import chi_square, earlier_episode
 from oracles import n_step as n_step_by_definition
 from torch import nn
 
@@ -28,7 +28,7 @@ from veldt.params import LatestParams, Weights, flatten
 from veldt.policy import LocalPolicy
 from veldt.recorder import Recorder
 from veldt.selectors import Uniform
-from veldt.step import EnvSpec
+from veldt.step import EnvSpec, is_observation
 from veldt.store import Replay
 from veldt.tree import spec
 
@@ -61,7 +61,7 @@ class Digits(nn.Module):
         return self.scale * torch.stack([number, number - 1], 1)
 
 
-def make_batch(obs, reward, discount=None, last=None, first=None, valid=None, action=None, weights=None):
+def make_batch(obs, reward, discount=None, last=None, first=None, valid=None, action=None, weights=None, history=1):
     """Windows [B, T] from nested lists; by default nothing ends, all is valid, every action is 0."""
     obs = obs if isinstance(obs, dict) else {"obs": obs}
     host = {name: np.array(x, np.float32) for name, x in obs.items()}
@@ -77,6 +77,7 @@ def make_batch(obs, reward, discount=None, last=None, first=None, valid=None, ac
         host[name] = np.full(shape, default, dtype) if value is None else np.array(value, dtype)
         assert host[name].shape == shape, (name, host[name].shape)
     weights = np.ones(shape[0], np.float32) if weights is None else np.array(weights, np.float32)
+    blank(host, history - 1)
     return Batch(host, {}, weights, CPU)
 
 
@@ -178,7 +179,7 @@ def test_bootstrap_sees_the_history_of_its_own_row(last, first, digits):
     m = next((k for k in (1, 2, 3) if last[3 + k]), 3)
     valid = [k <= 3 + m for k in range(7)]
     obs = [k + 1 if valid[k] else JUNK for k in range(7)]
-    batch = make_batch([obs], reward=[[0.0] * 7], last=[last], first=[first], valid=[valid])
+    batch = make_batch([obs], reward=[[0.0] * 7], last=[last], first=[first], valid=[valid], history=4)
     loss = DQN(gamma=0.5, n=3, history=4).loss(Digits(0.0), Digits(), batch)
     assert loss.priorities.tolist() == [0.5**m * digits]
 
@@ -194,8 +195,17 @@ def test_bootstrap_sees_the_history_of_its_own_row(last, first, digits):
     ],
 )
 def test_the_action_was_chosen_with_the_history_that_the_loss_sees(first, valid, digits):
-    batch = make_batch([[1, 2, 3, 4, 5]], reward=[[0.0] * 5], first=[first], valid=[valid])
+    batch = make_batch([[1, 2, 3, 4, 5]], reward=[[0.0] * 5], first=[first], valid=[valid], history=4)
     assert DQN(gamma=0.5, history=4).loss(Digits(), Digits(0.0), batch).metrics["q_mean"].tolist() == [digits]
+
+
+def blank(host, at):
+    """Zeros where a store gives zeros: before the episode of row `at`."""
+    for i, j in np.ndindex(len(host["first"]), at):
+        if earlier_episode(host["first"][i], host["valid"][i], j, at):
+            for name in host:
+                if is_observation(name):
+                    host[name][i, j] = 0
 
 
 class DictDigits(nn.Module):
@@ -411,7 +421,9 @@ def test_initial_priorities_are_the_error_of_the_weights_that_acted(dqn):
             checked += 1
             ends.add((m, discount == 0))
         windows = np.flatnonzero(block.items)[:, None] + np.arange(schema.window.rows)
-        batch = Batch({name: x[windows] for name, x in c.items()}, {}, np.ones(len(windows), np.float32), CPU)
+        host = {name: x[windows] for name, x in c.items()}
+        blank(host, before)
+        batch = Batch(host, {}, np.ones(len(windows), np.float32), CPU)
         loss = dqn.loss(net, copy.deepcopy(net), batch)
         np.testing.assert_allclose(priorities[block.items], loss.priorities, atol=2e-5)
     assert checked > 100 and {(m, dead) for m in range(1, dqn.n + 1) for dead in (False, True)} <= ends

@@ -136,15 +136,18 @@ def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
     return x * same.reshape(*same.shape, *[1] * (x.ndim - 2))
 
 
-def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = ()) -> Any:
+def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (), blanked: bool = False) -> Any:
     """What a network sees at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation.
 
     Shapes are [B, *space.shape], and [B, history, *space.shape] for stacked keys when history > 1. `stacked` names the
-    keys of a Dict observation that history stacks; none given means all.
+    keys of a Dict observation that history stacks; none given means all. `blanked`: what lies before the episode is zero
+    already (`Window.slices`), so that a stack is a view.
     """
 
     def see(name: str) -> Any:
         if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
+            if blanked:
+                return rows[name][:, at - history + 1 : at + 1]
             return stack_history(rows[name], rows["first"], rows["valid"], at, history)
         return rows[name][:, at]
 

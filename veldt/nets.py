@@ -53,7 +53,7 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         image = self.image
-        x = as_float(x.movedim(-1, -3) if image.channels_last else x)
+        x = as_float(x.movedim(-1, -3).contiguous() if image.channels_last else x)
         x = self.convolve(x.reshape(len(x), image.channels, image.height, image.width))
         return F.relu(self.linear(x.flatten(1)))
 

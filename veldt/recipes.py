@@ -225,7 +225,7 @@ def dqn(env: str) -> Config:
             algorithm=DQN(n=3, double=True, dueling=True),
             actor=ActorConfig(envs=8, block=16, epsilon_end=0.02, epsilon_steps=50_000),
             store=StoreConfig(capacity="100_000", selector="prioritized", min_size=5_000, samples_per_insert=16.0),
-            learner=LearnerConfig(batch=32, lr=2.5e-4, target_every=500, prefetch=4),
+            learner=LearnerConfig(batch=32, lr=5e-4, anneal=True, target_every=500, prefetch=4),
             eval=EvalConfig(every=25_000, episodes=20, max_length=10_000),
             checkpoint=CheckpointConfig(every=100_000),
         )

@@ -104,8 +104,9 @@ class DQN:
         return net
 
     def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
-        """What the network sees at row `at` of rows [B, T, ...]."""
-        out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked)
+        """What the network sees at row `at` of rows [B, T, ...]. Those of a batch are blanked by the store."""
+        blanked = isinstance(rows, Batch)
+        out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked, blanked)
         return out
 
     def act(

@@ -65,14 +65,14 @@ class Atari(VectorEnv[Any, Any, Any]):
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 60 // protocol.frame_skip}
         self.single_observation_space = spaces.Box(0, 255, (84, 84), np.uint8)
         self.single_action_space = self.games.single_action_space
-        self._lives = np.zeros(n, np.int32)
+        self.info: dict[str, Array] = {}  # the emulators' last: lives, episode_frame_number
         self._screen: Array | None = None
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Array, dict[str, Array]]:
         frames, info = self.games.reset(seed=seed)
         if self.screens is not None:
             self._screen = self.screens.reset(seed=seed)[0][:, 0]
-        self._lives = info["lives"]
+        self.info = info
         return frames[:, 0], info
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Array]]:
@@ -80,8 +80,8 @@ class Atari(VectorEnv[Any, Any, Any]):
         if self.screens is not None:
             self._screen = self.screens.step(actions)[0][:, 0]
         if self.protocol.life_loss:
-            info["life_lost"] = info["lives"] < self._lives
-        self._lives = info["lives"]
+            info["life_lost"] = info["lives"] < self.info["lives"]
+        self.info = info
         return frames[:, 0], reward, terminated, truncated, info
 
     def render(self) -> tuple[Array, ...] | None:

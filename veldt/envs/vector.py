@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -213,6 +214,9 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
     except gym.error.Error:
         hint = did_you_mean(env.rpartition(":")[2], gym.registry)
         raise UserError(f"There is no environment {env!r}.{hint or ' Give a Gymnasium id, or module:callable.'}") from None
+    if str(gym.spec(env).entry_point).startswith("ale_py") and not is_atari(env):
+        game = re.split("NoFrameskip|Deterministic|-", env)[0]
+        raise UserError(f"{env} gives raw screens; use ALE/{game}-v5, where Veldt skips, merges and shrinks frames.")
     return None
 
 
