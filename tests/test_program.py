@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_nothing_is_built_before_the_runtime_starts_and_all_is_closed_after() ->
     seen: list[tuple[int, dict[str, float]]] = []
 
     def until(nodes: Nodes) -> bool:
-        seen.append((nodes.count("env_steps"), nodes.metrics()))
+        seen.append((nodes.count("env_steps"), told(nodes)))
         return nodes.count("env_steps") == 3
 
     Inline().run(plan, until)
@@ -136,6 +137,36 @@ def test_a_program_that_cannot_go_on_says_so_instead_of_waiting() -> None:
         Inline().run(program(Log(), works=4), lambda nodes: False)
 
 
+def told(nodes: Nodes) -> dict[str, float]:
+    return {name: x for name, x in nodes.metrics().items() if not name.startswith("busy/")}
+
+
+def test_the_time_of_each_kind_of_worker_is_told_as_a_part_of_all() -> None:
+    class Sleeper:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def step(self) -> bool:
+            time.sleep(self.seconds)
+            return True
+
+    seen: list[dict[str, float]] = []
+    plan, rounds = Program(), iter(range(100))
+    for name, seconds in (("actor/0", 0.002), ("actor/1", 0.002), ("learner", 0.008)):
+        plan.add(name, Sleeper, seconds)
+
+    def until(nodes: Nodes) -> bool:
+        number = next(rounds)
+        if number in (0, 10):
+            seen.append(nodes.metrics())
+        return number == 10
+
+    Inline().run(plan, until)
+    assert set(seen[1]) == {"busy/actor", "busy/learner"}
+    assert 0.9 < sum(seen[1].values()) <= 1.0
+    assert 0.55 < seen[1]["busy/learner"] < 0.75 and 0.2 < seen[1]["busy/actor"] < 0.45
+
+
 def test_state_goes_out_and_in_by_node() -> None:
     states: list[dict[str, Any]] = []
 
@@ -146,7 +177,7 @@ def test_state_goes_out_and_in_by_node() -> None:
     def load(nodes: Nodes) -> bool:
         nodes.load_state(states[-1])
         assert nodes.count("env_steps") == 2
-        assert nodes.metrics() == {"service": 20.0, "worker": 2.0}
+        assert told(nodes) == {"service": 20.0, "worker": 2.0}
         return True
 
     Inline().run(program(Log()), save)

@@ -45,7 +45,7 @@ def test_a_leaf_without_mass_is_never_drawn(masses, points):
         with pytest.raises(AssertionError, match="nothing to draw"):
             tree.draw(np.array(points))
         return
-    drawn = tree.draw(np.array(points + ENDS))
+    drawn = tree.draw(np.array(points + ENDS))[0]
     assert all(0 <= leaf < len(masses) and masses[leaf] > 0 for leaf in drawn)
 
 
@@ -55,7 +55,7 @@ def test_a_point_falls_on_the_leaf_that_covers_it(masses, data):
     total = sum(masses)
     twice = data.draw(st.integers(0, 2 * total - 1).filter(lambda x: x % 2 == 1))  # half a unit off any boundary
     covers = next(i for i in range(len(masses)) if sum(masses[: i + 1]) > twice / 2)
-    assert filled(masses).draw(np.array([twice / 2 / total])).tolist() == [covers]
+    assert filled(masses).draw(np.array([twice / 2 / total]))[0].tolist() == [covers]
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -81,7 +81,7 @@ def test_bad_masses_are_refused_and_change_nothing(bad):
 def test_draws_follow_the_masses():
     rng = np.random.default_rng(1)
     masses = rng.random(50) * (np.arange(50) % 5 > 0)
-    counts = np.bincount(filled(masses).draw(rng.random(100_000)), minlength=50)
+    counts = np.bincount(filled(masses).draw(rng.random(100_000))[0], minlength=50)
     there = masses > 0
     assert counts[~there].sum() == 0
     assert chi_square(counts[there], 100_000 * masses[there] / masses.sum()) > 1e-4

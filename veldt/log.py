@@ -217,6 +217,12 @@ class Screen:
         yield "learner steps/s", number("learner_steps_per_s")
         yield "replay ratio", number("replay_ratio", ".2f")
         yield "store", f"{number('store_items')} items, {format_bytes(line.get('store_bytes', 0))}"
+        if "memory_bytes" in line:
+            planned = format_bytes(line["memory_planned"])
+            yield "memory", f"{format_bytes(line['memory_bytes'])} of {planned} planned"
+        busy = {key.removeprefix("busy/"): x for key, x in line.items() if key.startswith("busy/")}
+        for name, part in sorted(busy.items(), key=lambda item: -item[1]):
+            yield f"time in {name}", f"{part:.0%}"
         yield "loss", number("loss", ".4g")
         yield "epsilon", number("epsilon", ".3f")
         yield "time left", format_seconds(line.get("left_s"))

@@ -21,7 +21,9 @@ class Size:
     nbytes: int
 
 
-LEAF_BYTES = 2 * 8 * 2 + 1  # the sum tree (up to twice the leaves, rounded to a power of two) and the item flag
+LEAF_BYTES = 11  # a leaf of the sum tree, its part of the nodes above (8 / 7 of it), and the item flag
+TREE_BYTES = 1024  # a sum tree rounds every level up to a cache line
+NETWORK_COPIES = 9  # weights, target, gradient, two moments, what is published, and what the policies hold
 
 
 def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
@@ -29,17 +31,28 @@ def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
     block = schema.nbytes + LEAF_BYTES * schema.starts
     amount, unit = parse_capacity(capacity)
     if unit:
-        slots = int(amount // block)
+        slots = int((amount - TREE_BYTES) // block)
         if slots < 2:
             raise UserError(
                 f"A store of {capacity} holds less than two blocks of {format_bytes(block)}; give it at least "
-                f"{format_bytes(2 * block)}."
+                f"{format_bytes(2 * block + TREE_BYTES)}."
             )
         items = int(slots * schema.starts / (1 + slack))
     else:
         items = max(1, int(amount) // schema.window.stride)
         slots = max(2, -(-int(items * (1 + slack)) // schema.starts))
-    return Size(items, slots, slots * block)
+    return Size(items, slots, slots * block + TREE_BYTES)
+
+
+def plan_rest(schema: Schema, sampled: int, parameters: int) -> int:
+    """The bytes that a run needs beside its store: two samples of so many windows, and the copies of the network."""
+    window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
+    return 2 * sampled * window + 4 * NETWORK_COPIES * parameters
+
+
+def used_memory() -> int:
+    """Bytes of this process that are in memory."""
+    return int(psutil.Process().memory_info().rss)
 
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

@@ -29,9 +29,10 @@ from veldt.actor import Evaluation, evaluate
 from veldt.checkpoint import Checkpoints, exclusive
 from veldt.counters import Counters
 from veldt.envs import EnvLike
+from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.log import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
-from veldt.memory import Size, available_memory, check_memory, format_bytes
+from veldt.memory import Size, available_memory, check_memory, format_bytes, plan_rest, used_memory
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import Program
@@ -197,6 +198,8 @@ class Session:
         single(program, config, env)
         torch.set_num_threads(config.threads)
         parameters = sum(p.numel() for p in config.algorithm.network(env).parameters())
+        rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
+        self.memory = used_memory() + size.nbytes + rest
         self._claim()
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
@@ -286,12 +289,13 @@ class Session:
 
     def _log(self, nodes: Nodes) -> None:
         now = time.monotonic()
-        line = self._when(nodes) | nodes.metrics()
+        line = self._when(nodes) | nodes.metrics() | {"memory_bytes": used_memory(), "memory_planned": self.memory}
         for name, before in self.rates_from.items():
             line[f"{name}_per_s"] = (line[name] - before) / max(1e-9, now - self.rates_at)
         if line.get("store_inserted"):
             line["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
-        line["left_s"] = (self.config.steps - line["env_steps"]) / max(1e-9, line["env_steps_per_s"])
+        if line["env_steps_per_s"] > 0:
+            line["left_s"] = (self.config.steps - line["env_steps"]) / line["env_steps_per_s"]
         if now - self.rates_at >= self.config.log.every:
             self.rates_from = {name: line[name] for name in self.rates_from}
             self.rates_at = now
@@ -338,8 +342,18 @@ class Session:
         history = config.algorithm.window.history
         keys = getattr(config.algorithm, "stacked", ()) or [name.removeprefix("obs/") for name in env.observation]
         stacking = f"; stacks {history} of {', '.join(keys)}" if history > 1 else ""
-        say(f"network: {parameters:,} parameters on {config.device}{stacking}")
-        say(f"store: {size.capacity:,} items, {format_bytes(size.nbytes)} when full ({config.store.selector})")
+        algorithm = config.algorithm
+        torso = type(getattr(algorithm.network(env), "torso", algorithm.network(env))).__name__
+        say(f"network: {torso}, {parameters:,} parameters on {config.device}{stacking}")
+        say(f"algorithm: {_settings(algorithm)}")
+        if config.protocol:
+            say(f"protocol {config.protocol}: {_settings(find_protocol(config.protocol))}")
+        each = format_bytes(size.nbytes / size.slots / config.schema(env).starts)
+        say(
+            f"store: {size.capacity:,} items of {each}, {format_bytes(size.nbytes)} when full ({config.store.selector}); "
+            f"{config.store.samples_per_insert / config.learner.batch:g} updates of {config.learner.batch} an env step"
+        )
+        say(f"memory: about {format_bytes(self.memory)} in all when the store is full")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
         if 0 < config.checkpoint.every < config.actor.envs * config.actor.block:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
@@ -379,6 +393,12 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _settings(thing: Any) -> str:
+    """The fields of a dataclass that are on."""
+    parts = {name: value for name, value in dataclasses.asdict(thing).items() if value not in (False, "", (), "auto")}
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in parts.items())
 
 
 class Interrupted(KeyboardInterrupt):

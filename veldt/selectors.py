@@ -60,7 +60,8 @@ class Prioritized:
 
     def update(self, leaves: Array, priorities: Array) -> None:
         # Without a floor an item of priority zero would have no mass, and could never be drawn again.
-        mass = np.maximum(check_priorities(priorities), FLOOR) ** self.alpha
+        mass = np.maximum(check_priorities(priorities), FLOOR)
+        np.power(mass, self.alpha, out=mass)
         self.tree.set(leaves, mass)
         self.largest = max(self.largest, mass.max(initial=0.0))
 
@@ -68,12 +69,13 @@ class Prioritized:
         self.tree.set(leaves, np.zeros(len(leaves)))
 
     def draw(self, n: int, rng: np.random.Generator) -> Draw:
-        leaves = self.tree.draw((np.arange(n) + rng.random(n)) / n)
-        return Draw(leaves, self.tree[leaves] / self.tree.total)
+        leaves, mass = self.tree.draw((np.arange(n) + rng.random(n)) / n)
+        return Draw(leaves, mass / self.tree.total)
 
     def weights(self, draw: Draw, size: int) -> Array:
         weights: Array = (size * draw.probability) ** -self.beta
-        return np.asarray(weights / weights.max(), np.float32)
+        weights /= weights.max()
+        return weights.astype(np.float32)
 
     def save(self) -> Array:
         return np.append(self.tree[:], self.largest)

@@ -17,7 +17,7 @@ from veldt.limiters import Limiter
 from veldt.selectors import Selector, check_priorities
 from veldt.step import is_observation
 from veldt.tree import PACKED, Array, Tree
-from veldt.windows import Buffers, copy_windows, earlier_rows
+from veldt.windows import Buffers, copy_windows, earlier_rows, locate
 
 
 class Sample(NamedTuple):
@@ -114,8 +114,11 @@ class Replay:
             return None
         size, draw = self.size, self.selector.draw(n, self.rng)
         states = {name: array.take(draw.leaves, axis=0) for name, array in self.starts.items()}
-        keys = self._keys(draw.leaves)
-        rows = self._windows(draw.leaves)
+        schema, oldest_leaf = self.schema, self.oldest % self.slots * self.schema.starts
+        first, keys = locate(
+            draw.leaves, schema.starts, schema.rows, schema.window.stride, self.oldest, oldest_leaf, self.items.size
+        )
+        rows = self._windows(first)
         self.sampled += n
         if self.selector.once:
             self._consume(draw.leaves)
@@ -127,12 +130,10 @@ class Replay:
             probability=draw.probability,
         )
 
-    def _windows(self, leaves: Array) -> Tree:
-        """The columns [n, T, ...] of the windows that start at these leaves."""
+    def _windows(self, first: Array) -> Tree:
+        """The columns [n, T, ...] of the windows that start at these rows."""
         schema = self.schema
-        slot, offset = np.divmod(leaves, schema.starts)
-        first = slot * schema.rows + offset * schema.window.stride
-        shape = (len(leaves), schema.window.rows)
+        shape = (len(first), schema.window.rows)
         out = {name: self._buffers.empty((*shape, *array.shape[1:]), array.dtype) for name, array in self.rows.items()}
         columns = schema.layout.columns(out)
         copy_windows(self.rows[PACKED], first, out[PACKED])  # first: the others ask it where episodes begin
@@ -152,12 +153,12 @@ class Replay:
         priorities = check_priorities(priorities)
         if not self.selector.prioritized:
             return
-        starts, leaves = self.schema.starts, self.items.size
-        assert not len(keys) or keys.max() < self.next * starts, "update: a key that no sample returned"
-        shift = self.oldest % self.slots * starts - self.oldest * starts
-        found = _alive(np.ascontiguousarray(keys), priorities, self.items.reshape(-1), self.oldest * starts, shift, leaves)
-        self.stale += len(keys) - len(found[0])
-        self.selector.update(*found)
+        starts = self.schema.starts
+        oldest, stop = self.oldest * starts, self.next * starts
+        found, kept, known = _alive(np.ascontiguousarray(keys), priorities, self.items.reshape(-1), oldest, stop)
+        assert known, "update: a key that no sample returned"
+        self.stale += len(keys) - len(found)
+        self.selector.update(found, kept)
 
     def _overfull(self, more: int) -> bool:
         """Whether so many more items are too many. How full a queue gets is its limiter's to say."""
@@ -167,12 +168,6 @@ class Replay:
         """Brings the store back to its capacity, oldest blocks first (Ape-X's learner does it every 100 updates)."""
         while self.size > self.capacity:
             self._evict()
-
-    def _keys(self, leaves: Array) -> Array:
-        """The keys of the items that are at these leaves now: key % all leaves == leaf."""
-        starts = self.schema.starts
-        oldest = self.oldest % self.slots * starts
-        return self.oldest * starts + np.where(leaves >= oldest, leaves - oldest, leaves - oldest + self.items.size)
 
     def _evict(self) -> None:
         slot = self.oldest % self.slots
@@ -293,17 +288,22 @@ class Replay:
         self.selector.check_valid(self.items.ravel())
 
 
-@numba.njit("Tuple((i8[::1], f8[::1]))(i8[::1], f8[::1], b1[::1], i8, i8, i8)", cache=True)
-def _alive(keys: Array, priorities: Array, items: Array, oldest: int, shift: int, leaves: int) -> tuple[Array, Array]:
-    """The leaves of the keys that are still in the store, and their priorities. The leaf of a key is key + shift."""
-    at, kept = np.empty(len(keys), np.int64), np.empty(len(keys), np.float64)
-    count = 0
+@numba.njit("Tuple((i8[::1], f8[::1], b1))(i8[::1], f8[::1], b1[::1], i8, i8)", cache=True)
+def _alive(keys: Array, priorities: Array, items: Array, oldest: int, stop: int) -> Any:
+    """The leaves of the keys that are still in the store, their priorities, and whether all keys are ones it has given.
+
+    The leaf of a key is key % leaves; keys from the oldest to the last span the leaves at most once.
+    """
+    leaves, kept = np.empty(len(keys), np.int64), np.empty(len(keys), np.float64)
+    shift = oldest % len(items) - oldest
+    count, known = 0, True
     for i in range(len(keys)):
-        leaf = keys[i] + shift
-        if leaf >= leaves:
-            leaf -= leaves
-        if keys[i] >= oldest and items[leaf]:
-            at[count] = leaf
-            kept[count] = priorities[i]
-            count += 1
-    return at[:count], kept[:count]
+        known &= keys[i] < stop
+        if oldest <= keys[i] < stop:
+            leaf = keys[i] + shift
+            leaf -= len(items) if leaf >= len(items) else 0
+            if items[leaf]:
+                leaves[count] = leaf
+                kept[count] = priorities[i]
+                count += 1
+    return leaves[:count], kept[:count], known

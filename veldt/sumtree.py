@@ -46,10 +46,11 @@ class SumTree:
         if not _set(self.nodes, self.levels, index, mass):
             raise ValueError(f"sum tree: masses must be finite and not negative, got {mass}")
 
-    def draw(self, points: Array) -> Array:
-        """The leaf below each point of [0, 1) times the total; never one without mass."""
+    def draw(self, points: Array) -> tuple[Array, Array]:
+        """The leaf below each point of [0, 1) times the total, and its mass; never one without mass."""
         assert self.total > 0, "sum tree: nothing to draw"
-        return _draw(self.nodes, self.levels, points)
+        leaves, mass = _draw(self.nodes, self.levels, points)
+        return leaves, mass
 
     def rebuild(self, leaves: Array) -> None:
         self.nodes[:] = 0
@@ -112,21 +113,24 @@ def _rebuild(nodes: Array, levels: Array) -> None:
             nodes[levels[level] + parent] = _sum(nodes, np.uint64(levels[level - 1] + FAN * parent))
 
 
-@numba.njit("i8[::1](f8[::1], i8[::1], f8[::1])", cache=True)
-def _draw(nodes: Array, levels: Array, points: Array) -> Array:
-    """From the top level down, all points together: their ways are independent, and the processor overlaps them."""
+@numba.njit("Tuple((i8[::1], f8[::1]))(f8[::1], i8[::1], f8[::1])", cache=True)
+def _draw(nodes: Array, levels: Array, points: Array) -> Any:
+    """From the top level down, all points together: they do not depend on one another, so the processor overlaps them."""
     top = len(levels) - 2
     total = _sum(nodes, np.uint64(levels[top]))
     mass = points * total
     at = np.zeros(len(points), np.int64)  # the group of children
+    front = np.empty(len(points), np.float64)  # their first
     for level in range(top, -1, -1):
+        for i in range(len(points)):  # a loop of nothing but loads has many cache lines on their way at once
+            front[i] = nodes[np.uint64(levels[level] + FAN * at[i])]
         for i in range(len(points)):
             group = np.uint64(levels[level] + FAN * at[i])
             left, child = mass[i], 0
             before = 0.0  # the mass of the children before `child`
             upto = 0.0
             for c in range(FAN):
-                upto += nodes[group + np.uint64(c)]
+                upto += nodes[group + np.uint64(c)] if c else front[i]
                 passed = left >= upto
                 child += passed
                 before = upto if passed else before
@@ -135,6 +139,6 @@ def _draw(nodes: Array, levels: Array, points: Array) -> Array:
                 while nodes[group + np.uint64(child)] == 0:
                     child -= 1
                 before = 0.0
-            mass[i] = left - before
+            mass[i] = left - before if level else nodes[group + np.uint64(child)]
             at[i] = FAN * at[i] + child
-    return at
+    return at, mass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from typing import Any
 
 import numba
 import numpy as np
@@ -13,30 +15,41 @@ from veldt.tree import Array
 
 def copy_windows(source: Array, first: Array, out: Array, blank: Array | None = None) -> None:
     """out[i, t] = source[first[i] + t], for source [rows, ...] and out [n, T, ...]; but zero for t < blank[i]."""
-    rows, windows = source.reshape(len(source), -1), out.reshape(*out.shape[:2], -1)
-    width = rows.shape[1] * rows.itemsize
+    rows, windows = source.reshape(-1), out.reshape(len(out), -1)
+    width = source.nbytes // len(source)
     # Any column is copied as words, or as bytes where its rows do not end at a word: two kernels, whatever the dtype.
-    dtype = np.uint64 if width % 8 == 0 else np.uint8
-    _copy_windows(rows.view(dtype), first, windows.view(dtype), _NONE if blank is None else blank)
+    dtype = np.dtype(np.uint64 if width % 8 == 0 else np.uint8)
+    _copy_windows(rows.view(dtype), width // dtype.itemsize, first, windows.view(dtype), _NONE if blank is None else blank)
 
 
 _NONE = np.zeros(0, np.int64)
 
 
 @numba.njit(
-    ["void(u8[:,::1], i8[::1], u8[:,:,::1], i8[::1])", "void(u1[:,::1], i8[::1], u1[:,:,::1], i8[::1])"], cache=True
+    ["void(u8[::1], i8, i8[::1], u8[:,::1], i8[::1])", "void(u1[::1], i8, i8[::1], u1[:,::1], i8[::1])"], cache=True
 )
-def _copy_windows(rows: Array, first: Array, out: Array, blank: Array) -> None:
+def _copy_windows(rows: Array, width: int, first: Array, out: Array, blank: Array) -> None:
+    """A window lies in one piece: row after row. (With signed indices numba does not vectorise this.)"""
+    end = np.uint64(out.shape[1])
     for i in range(len(first)):
-        begin = blank[i] if len(blank) else 0
-        for t in range(out.shape[1]):
-            if t < begin:
-                for w in range(out.shape[2]):
-                    out[i, t, w] = 0
-            else:
-                row = first[i] + t
-                for w in range(out.shape[2]):
-                    out[i, t, w] = rows[row, w]
+        begin = np.uint64(width * blank[i]) if len(blank) else np.uint64(0)
+        source, target = rows[width * first[i] :], out[i]
+        for w in range(begin):
+            target[w] = 0
+        for w in range(begin, end):
+            target[w] = source[w]
+
+
+@numba.njit("Tuple((i8[::1], i8[::1]))(i8[::1], i8, i8, i8, i8, i8, i8)", cache=True)
+def locate(leaves: Array, starts: int, rows: int, stride: int, oldest: int, oldest_leaf: int, count: int) -> Any:
+    """The first row of each leaf's window, and its key: the number of its window start since the store began."""
+    first, keys = np.empty(len(leaves), np.int64), np.empty(len(leaves), np.int64)
+    for i in range(len(leaves)):
+        slot = leaves[i] // starts
+        first[i] = slot * rows + (leaves[i] - slot * starts) * stride
+        age = leaves[i] - oldest_leaf
+        keys[i] = oldest * starts + (age if age >= 0 else age + count)
+    return first, keys
 
 
 @numba.njit("i8[::1](b1[:,:], b1[:,:], i8)", cache=True)
@@ -65,7 +78,7 @@ class Buffers:
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         dtype = np.dtype(dtype)
-        if int(np.prod(shape)) * dtype.itemsize < self.SMALL:
+        if math.prod(shape) * dtype.itemsize < self.SMALL:
             return np.empty(shape, dtype)
         kept = self._kept.setdefault((shape, dtype), [])
         for i in range(len(kept)):

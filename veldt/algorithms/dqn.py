@@ -12,7 +12,7 @@ prioritized replay (Schaul et al. 2016)     the store's selector; priority |y - 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ from veldt.nets import QHead, QNetwork, features_of, torso_for
 from veldt.returns import NStep, n_step
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, spec
+
+
+class Transitions(NamedTuple):
+    """What a one-step loss reads; observations are tensors, or dicts of them for a Dict observation."""
+
+    s_tm1: Any  # [B, ...]
+    a_tm1: Tensor  # [B]
+    r_t: Tensor  # [B], the sum of m discounted rewards
+    discount_t: Tensor  # [B]
+    s_t: Any  # [B, ...]
 
 
 @dataclass(frozen=True)
@@ -132,14 +142,9 @@ class DQN:
         return np.asarray(np.abs(td[..., before : before + schema.fresh]))
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        # Row `at` is s_tm1, where the action was taken; reward and discount of arriving at later rows make the return,
-        # and row at + m is s_t, where the return is bootstrapped.
-        at = self.history - 1
-        step = self._returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
-        r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
-        q_tm1 = net(self.observe(batch, at)).gather(1, batch["action"][:, at : at + 1]).squeeze(1)  # [B]
+        s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
+        q_tm1 = net(s_tm1).gather(1, a_tm1[:, None]).squeeze(1)  # [B]
         with torch.no_grad():
-            s_t = self._bootstrap(batch, at, step)
             q_t = target(s_t)
             v_t = q_t.gather(1, net(s_t).argmax(1, keepdim=True)).squeeze(1) if self.double else q_t.amax(1)
             y = torch.addcmul(r_t, discount_t, v_t)
@@ -147,6 +152,16 @@ class DQN:
         error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * (y - q_tm1).square()
         loss = torch.dot(batch.weights, error) / len(error)
         return Loss({"": loss}, priorities, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
+
+    def transitions(self, batch: Batch) -> Transitions:
+        """Row `at` is s_tm1, where the action was taken; reward and discount of arriving at later rows make the return, and
+        row at + m is s_t, where the return is bootstrapped."""
+        at = self.history - 1
+        step = self._returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
+        r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
+        return Transitions(
+            self.observe(batch, at), batch["action"][:, at], r_t, discount_t, self._bootstrap(batch, at, step)
+        )
 
     def _returns(self, reward: Any, discount: Any, last: Any) -> NStep:
         if self.clip_reward:

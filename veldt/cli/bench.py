@@ -9,7 +9,11 @@ from typing import Any
 from veldt.cli.parse import parse
 from veldt.errors import UserError, did_you_mean
 
-BENCHES = {"learner": "veldt.bench.learner:LearnerBench", "dqn": "veldt.bench.dqn:DqnBench"}
+BENCHES = {
+    "learner": "veldt.bench.learner:LearnerBench",
+    "dqn": "veldt.bench.dqn:DqnBench",
+    "replay": "veldt.bench.replay:ReplayBench",
+}
 
 
 def run(argv: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,12 +30,20 @@ class InlineNodes:
     def __init__(self, objects: dict[str, Any]) -> None:
         self.objects = objects
         self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
+        self.busy = dict.fromkeys(self._workers, 0.0)  # seconds that each worker has taken
+        self._since = time.perf_counter()
         self._idle = 0  # rounds without work
         self._counters = [x for x in objects.values() if isinstance(x, Counters)]
 
     def step(self) -> None:
         """One round: every worker once."""
-        self._watch(any([worker.step() for worker in self._workers.values()]), self._workers)
+        self._watch(any([self._step(name) for name in self._workers]), self._workers)
+
+    def _step(self, name: str) -> bool:
+        began = time.perf_counter()
+        worked: bool = self._workers[name].step()
+        self.busy[name] += time.perf_counter() - began
+        return worked
 
     def _watch(self, worked: bool, who: Iterable[str]) -> None:
         """In one thread, two rounds without work mean that none will ever come.
@@ -49,7 +58,14 @@ class InlineNodes:
         return sum(counters.get(name) for counters in self._counters)
 
     def metrics(self) -> dict[str, float]:
-        return {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}
+        """What the nodes tell, and `busy/...`: the part of the time since the last call that each kind of worker took."""
+        out = {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}
+        elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
+        for name, seconds in self.busy.items():
+            kind = f"busy/{name.partition('/')[0]}"
+            out[kind] = out.get(kind, 0.0) + seconds / max(1e-9, elapsed)
+            self.busy[name] = 0.0
+        return out
 
     def stop(self) -> None:
         for counters in self._counters:
@@ -62,7 +78,7 @@ class InlineNodes:
         """
         things = self._with("cut")
         while waiting := [name for name, thing in things.items() if not thing.cut()]:
-            self._watch(any([x.step() for name, x in self._workers.items() if name not in waiting]), waiting)
+            self._watch(any([self._step(name) for name in self._workers if name not in waiting]), waiting)
 
     def reset(self, number: int) -> None:
         for thing in self.objects.values():

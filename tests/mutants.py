@@ -1,0 +1,1137 @@
+"""Known bugs of replay, put back one at a time: `make test-mutants` shows the test that catches each.
+
+Every mutant is one small replacement in a copy of the package. The tests that it names are run against that copy, and one
+of them has to fail; first they all have to pass without any mutant. Run as a script:
+
+    python tests/mutants.py              all of them
+    python tests/mutants.py stale wrap   those whose names contain one of these
+    python tests/mutants.py --write      all of them; then the table in docs/testing.md is written anew
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "testing.md"
+BEGIN, END = "<!-- mutants: written by tests/mutants.py --write -->\n", "<!-- end of mutants -->\n"
+LIMIT = 150  # seconds for the tests of one mutant
+
+# hypothesis gives the same examples as ever, and does not look for smaller ones when one has failed.
+PLUGIN = """
+from hypothesis import HealthCheck, Phase, settings
+settings.register_profile("mutants", derandomize=True, database=None, suppress_health_check=list(HealthCheck),
+                          phases=(Phase.explicit, Phase.generate))
+"""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    bug: str  # what goes wrong, in one sentence
+    file: str  # in which file, under veldt/
+    old: str  # occurs there once
+    new: str
+    tests: tuple[str, ...]  # pytest paths or node ids, of which at least one fails
+    seen: tuple[str, ...] = ()  # where it happened: owner/repository#number on GitHub
+    hangs: bool = False  # running out of time counts as caught
+
+
+ATARI = "tests/test_atari.py::"
+BLOCK = "tests/test_block.py::"
+DQN = "tests/test_dqn.py::"
+ENVS = "tests/test_envs.py::"
+LEARNER = "tests/test_learner.py::"
+LIMITERS = "tests/test_limiters.py::"
+NETS = "tests/test_nets.py::"
+POLICY = "tests/test_policy.py::"
+PROPERTIES = "tests/test_properties.py::"
+RECORDER = "tests/test_recorder.py::"
+RETURNS = "tests/test_returns.py::"
+SELECTORS = "tests/test_selectors.py::"
+STORE = "tests/test_store.py::"
+SUMTREE = "tests/test_sumtree.py::"
+WINDOWS = "tests/test_windows.py::"
+ACTOR = "tests/test_actor.py::"
+
+ALONE = PROPERTIES + "test_a_vector_gives_the_transitions_of_its_environments_alone"
+STREAM = PROPERTIES + "test_every_sampled_window_is_a_run_of_the_stream"
+ITEMS = RECORDER + "test_every_window_start_is_an_item_once"
+MACHINE = STORE + "TestReplay"
+PROTOCOL = ATARI + "test_every_protocol_equals_gymnasiums_with_the_same_settings[dqn]"
+
+MUTANTS = [
+    # Environments
+    Mutant(
+        "truncation-not-last",
+        "A truncated episode is not marked as ended, so that the observation after the reset follows as its next one.",
+        "envs/vector.py",
+        'step["last"] = np.logical_or(terminated, truncated)',
+        'step["last"] = np.asarray(terminated, np.bool_)',
+        (ALONE,),
+        ("DLR-RM/stable-baselines3#934", "vwxyzjn/cleanrl#460"),
+    ),
+    Mutant(
+        "autoreset-not-marked",
+        "The record after an automatic reset is not marked as the first of an episode.",
+        "envs/vector.py",
+        'step["first"] = first',
+        'step["first"] = np.zeros_like(first)',
+        (ALONE,),
+        ("vwxyzjn/cleanrl#499", "sail-sg/envpool#194"),
+    ),
+    Mutant(
+        "autoreset-any-mode",
+        "A vector environment that resets within the last step is accepted, and its final observations are lost.",
+        "envs/vector.py",
+        "if mode != AutoresetMode.NEXT_STEP:",
+        "if mode is None:",
+        (ENVS + "test_other_autoreset_modes_are_refused",),
+        ("openai/gym#3177", "Farama-Foundation/Gymnasium#1103"),
+    ),
+    Mutant(
+        "reset-remembers-the-end",
+        "A reset just after an episode's end keeps the flag, and the first step of the new episode begins another.",
+        "envs/vector.py",
+        "        self._last = np.zeros(self.n, np.bool_)\n        self._bad_in_a_row[:] = 0\n        step =",
+        "        self._bad_in_a_row[:] = 0\n        step =",
+        (STREAM,),
+    ),
+    Mutant(
+        "truncation-as-termination",
+        "A time limit is taken for a terminal state, and values depend on it.",
+        "envs/vector.py",
+        'step["discount"] = 1.0 - np.asarray(terminated, np.float32)',
+        'step["discount"] = 1.0 - np.logical_or(terminated, truncated).astype(np.float32)',
+        (PROPERTIES + "test_a_time_limit_changes_no_value",),
+        ("vwxyzjn/cleanrl#198",),
+    ),
+    Mutant(
+        "termination-as-truncation",
+        "A terminal state is bootstrapped like a truncated one.",
+        "envs/vector.py",
+        'step["discount"] = 1.0 - np.asarray(terminated, np.float32)',
+        'step["discount"] = np.ones(self.n, np.float32)',
+        (ALONE,),
+    ),
+    Mutant(
+        "environments-share-their-buffer",
+        "Records are views of an array that the environments write their next observations into.",
+        "envs/vector.py",
+        "return SyncVectorEnv([factory] * n, autoreset_mode=AutoresetMode.NEXT_STEP)",
+        "return SyncVectorEnv([factory] * n, autoreset_mode=AutoresetMode.NEXT_STEP, copy=False)",
+        (ALONE,),
+        ("ray-project/ray#18358",),
+    ),
+    Mutant(
+        "bad-observation-valid",
+        "An observation that is not finite is zeroed, but can still be trained on.",
+        "envs/vector.py",
+        'step["valid"][bad] = False',
+        'step["valid"][bad] = True',
+        (ENVS + "test_only_the_environment_with_the_bad_observation_is_blanked",),
+    ),
+    Mutant(
+        "life-loss-ends-the-episode",
+        "A lost life ends the episode, not the return alone.",
+        "envs/vector.py",
+        'step["discount"][info["life_lost"]] = 0.0',
+        'step["discount"][info["life_lost"]] = 0.0\n            step["last"] = step["last"] | info["life_lost"]',
+        (ATARI + "test_a_lost_life_ends_the_return_and_not_the_episode",),
+        ("rlcode/reinforcement-learning#128", "DLR-RM/stable-baselines3#1060"),
+    ),
+    Mutant(
+        "life-loss-ignored",
+        "A lost life does not end the return, though the protocol says so.",
+        "envs/vector.py",
+        'step["discount"][info["life_lost"]] = 0.0',
+        'step["discount"][info["life_lost"] & False] = 0.0',
+        (ATARI + "test_a_lost_life_ends_the_return_and_not_the_episode",),
+    ),
+    Mutant(
+        "new-lives-are-lost-lives",
+        "The lives that come back with a new game count as a lost life, and its first record has discount 0.",
+        "envs/atari.py",
+        'info["life_lost"] = info["lives"] < self.info["lives"]',
+        'info["life_lost"] = info["lives"] != self.info["lives"]',
+        (PROTOCOL,),
+    ),
+    Mutant(
+        "sticky-actions-swapped",
+        "Actions are sticky in the protocols without sticky actions, and in no other.",
+        "envs/atari.py",
+        "repeat_action_probability=protocol.sticky",
+        "repeat_action_probability=0.25 - protocol.sticky",
+        (PROTOCOL,),
+    ),
+    Mutant(
+        "no-op-starts-missing",
+        "Episodes begin without no-ops, and every one is the same.",
+        "envs/atari.py",
+        "noop_max=protocol.noops",
+        "noop_max=0",
+        (ATARI + "test_no_op_starts_are_random_where_the_protocol_has_them",),
+    ),
+    Mutant(
+        "no-op-starts-beside-sticky-actions",
+        "Episodes begin with no-ops in the protocol of sticky actions too.",
+        "envs/atari.py",
+        "noop_max=protocol.noops",
+        "noop_max=30",
+        (ATARI + "test_no_op_starts_are_random_where_the_protocol_has_them",),
+    ),
+    Mutant(
+        "frame-skip-missing",
+        "Every frame is a step.",
+        "envs/atari.py",
+        "frameskip=protocol.frame_skip",
+        "frameskip=1",
+        (PROTOCOL,),
+    ),
+    Mutant(
+        "full-actions-swapped",
+        "The minimal set of actions and that of all 18 are swapped.",
+        "envs/atari.py",
+        "full_action_space=protocol.full_actions",
+        "full_action_space=not protocol.full_actions",
+        (ATARI + "test_the_papers_settings",),
+    ),
+    Mutant(
+        "frames-counted-as-steps",
+        "The limit of an episode's frames is taken for one of steps, and is four times as long.",
+        "envs/atari.py",
+        "max_num_frames_per_episode=protocol.max_frames",
+        "max_num_frames_per_episode=4 * protocol.max_frames",
+        (ATARI + "test_a_capped_episode_is_truncated_where_gymnasium_truncates",),
+    ),
+    Mutant(
+        "environment-clips-rewards",
+        "The environment clips rewards, so that reported returns are not the game's.",
+        "envs/atari.py",
+        "reward_clipping=False",
+        "reward_clipping=True",
+        (ATARI + "test_records_equal_gymnasiums_preprocessing_and_stacking[SpaceInvaders]",),
+    ),
+    Mutant(
+        "environment-presses-fire",
+        "The environment presses FIRE after a reset, which no protocol does.",
+        "envs/atari.py",
+        "use_fire_reset=False",
+        "use_fire_reset=True",
+        (PROTOCOL,),
+    ),
+    # Acting
+    Mutant(
+        "reset-counted-as-a-step",
+        "The ignored action after an episode's end counts as an environment step, and lengthens the next episode.",
+        "actor.py",
+        'applied = ~group.previous["last"]',
+        'applied = np.ones_like(group.previous["last"])',
+        (ACTOR + "test_env_steps_are_applied_actions_and_never_resets",),
+        ("vwxyzjn/cleanrl#499",),
+    ),
+    Mutant(
+        "returns-of-clipped-rewards",
+        "The returns that are reported are sums of clipped rewards.",
+        "actor.py",
+        'group.returns += record["reward"]',
+        'group.returns += np.clip(record["reward"], -1, 1)',
+        (ACTOR + "test_returns_are_sums_of_raw_rewards",),
+    ),
+    Mutant(
+        "cut-as-termination",
+        "Episodes that a checkpoint cuts short end as if in a terminal state.",
+        "actor.py",
+        '            group.record["last"] = np.ones_like(group.record["last"])',
+        '            group.record["last"] = np.ones_like(group.record["last"])\n'
+        '            group.record["discount"] = np.zeros_like(group.record["discount"])',
+        (ACTOR + "test_a_cut_ends_running_episodes_as_truncated_and_leaves_them_out_of_the_returns",),
+    ),
+    Mutant(
+        "cut-not-marked",
+        "Episodes that a checkpoint cuts short run on into the next ones.",
+        "actor.py",
+        '            group.record["last"] = np.ones_like(group.record["last"])\n',
+        "",
+        (ACTOR + "test_a_cut_ends_running_episodes_as_truncated_and_leaves_them_out_of_the_returns",),
+    ),
+    Mutant(
+        "acting-history-wraps-off-by-one",
+        "When the buffer of the acting policy wraps, its stack keeps the frames of one step before.",
+        "policy.py",
+        "row[:, :keep] = row[:, -keep:]",
+        "row[:, :keep] = row[:, -keep - 1 : -1]",
+        (POLICY + "test_history_is_what_a_window_of_the_same_rows_reads",),
+    ),
+    Mutant(
+        "acting-history-survives-a-reset",
+        "After a restart the acting policy still stacks frames from before it.",
+        "policy.py",
+        "self._history.pop(group, None)",
+        "self._history.get(group, None)",
+        (POLICY + "test_a_reset_forgets_the_history",),
+    ),
+    Mutant(
+        "recurrent-state-not-reset",
+        "The recurrent state is carried over into the next episode.",
+        "policy.py",
+        "tensor[begins] = 0",
+        "tensor[begins] += 0",
+        (POLICY + "test_recurrent_state_starts_at_zero_with_every_episode",),
+        ("instadeepai/Mava#1006", "bold-lab-ai/JaxMARL#127"),
+    ),
+    Mutant(
+        "published-weights-are-a-view",
+        "The weights that actors get change under them while the learner goes on.",
+        "params.py",
+        "vector = weights.vector.copy()",
+        "vector = weights.vector[:]",
+        (LEARNER + "test_published_weights_are_frozen",),
+    ),
+    # Recording
+    Mutant(
+        "action-misaligned",
+        "An action is stored beside the observation before the one that it was taken at.",
+        "recorder.py",
+        "column[:, self.end] = step[name] if name in step else out[name]",
+        'column[:, self.end - (name == "action")] = step[name] if name in step else out[name]',
+        (STREAM,),
+    ),
+    Mutant(
+        "reward-misaligned",
+        "A reward is stored beside the observation before the one that it came with.",
+        "recorder.py",
+        "column[:, self.end] = step[name] if name in step else out[name]",
+        'column[:, self.end - (name == "reward")] = step[name] if name in step else out[name]',
+        (STREAM,),
+    ),
+    Mutant(
+        "blocks-are-views-of-the-tape",
+        "The rows of a block are those that the recorder goes on writing into.",
+        "recorder.py",
+        "rows = {name: array.copy() for name, array in tape.rows.items()}",
+        "rows = {name: array[:] for name, array in tape.rows.items()}",
+        (RECORDER + "test_blocks_are_read_only_and_apart_from_the_tape",),
+        ("ray-project/ray#18358",),
+    ),
+    Mutant(
+        "tape-drops-off-by-one",
+        "The context that the next block begins with is that of one step before.",
+        "recorder.py",
+        "array[:, :keep] = array[:, fresh : self.end].copy()",
+        "array[:, :keep] = array[:, fresh - 1 : self.end - 1].copy()",
+        (RECORDER + "test_what_a_tape_drops_is_gone_and_what_it_keeps_is_in_place",),
+    ),
+    Mutant(
+        "old-row-after-the-newest",
+        "After the newest row lies one of an earlier block that reads as valid: the next observation of a flushed stream.",
+        "recorder.py",
+        'self._columns["valid"][:, keep:] = False',
+        'self._columns["valid"][:, keep + 1 :] = False',
+        (RECORDER + "test_what_a_tape_drops_is_gone_and_what_it_keeps_is_in_place",),
+        ("huggingface/lerobot#918", "tensorforce/tensorforce#138"),
+    ),
+    Mutant(
+        "restart-goes-on-with-the-old-tape",
+        "After a restart the new episodes are written behind the rows of the lost ones, as if they went on.",
+        "recorder.py",
+        "self._tapes.pop(group, None)",
+        "self._tapes.get(group, None)",
+        (STREAM,),
+    ),
+    Mutant(
+        "states-of-the-next-step",
+        "The recurrent state stored for a window is that of one step later.",
+        "recorder.py",
+        "states = slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)",
+        "states = slice(window.history, window.history + self.schema.fresh, window.stride)",
+        (STREAM,),
+    ),
+    Mutant(
+        "items-sent-twice",
+        "A block that is sent short has the items that the next one has again.",
+        "recorder.py",
+        "items[:, fresh // window.stride :] = False",
+        "items[:, self.schema.fresh // window.stride :] = False",
+        (ITEMS,),
+    ),
+    Mutant(
+        "sent-before-the-lookahead",
+        "A block is sent short before the rows that its last returns need are there, and these steps are lost.",
+        "recorder.py",
+        "fresh = (tape.end - window.before - window.after) // window.stride * window.stride",
+        "fresh = (tape.end - window.before) // window.stride * window.stride",
+        (ITEMS,),
+    ),
+    # Blocks and windows
+    Mutant(
+        "block-one-row-short",
+        "A block ends one row before its last window does, which reads on in the next block.",
+        "block.py",
+        "return self.length - self.stride + self.lookahead",
+        "return self.length - self.stride + max(0, self.lookahead - 1)",
+        (BLOCK + "test_every_window_of_a_block_lies_within_it",),
+        ("pytorch/rl#2208",),
+    ),
+    Mutant(
+        "ignored-action-trains",
+        "The ignored action of an episode's last record becomes a transition to the next episode.",
+        "block.py",
+        "return valid[..., :size] & ~last[..., :size] & reaches",
+        "return valid[..., :size] & reaches",
+        (BLOCK + "test_trainable_is_its_definition",),
+        ("vwxyzjn/cleanrl#499", "nicklashansen/tdmpc#22"),
+    ),
+    Mutant(
+        "next-observation-unwritten",
+        "A step trains although the row it is bootstrapped from was never written.",
+        "block.py",
+        "reaches = valid[..., lookahead : lookahead + size]",
+        "reaches = valid[..., :size]",
+        (BLOCK + "test_trainable_is_its_definition",),
+        ("huggingface/lerobot#918", "tensorforce/tensorforce#138"),
+    ),
+    Mutant(
+        "last-steps-never-train",
+        "The steps within n of an episode's end are never trained on, and with them the reward that ends it.",
+        "block.py",
+        "reaches = valid[..., row] & (last[..., row] | reaches)",
+        "reaches = valid[..., row] & ~last[..., row] & reaches",
+        (BLOCK + "test_trainable_is_its_definition",),
+    ),
+    Mutant(
+        "items-of-the-first-step-only",
+        "A window is an item only if its very first step trains, and steps at the start of episodes are lost.",
+        "block.py",
+        "for j in range(window.length):",
+        "for j in range(1):",
+        (BLOCK + "test_an_item_is_a_window_with_something_to_learn",),
+    ),
+    Mutant(
+        "stack-across-episodes",
+        "Stacked frames reach back into the episode before.",
+        "block.py",
+        "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
+        "same[:, j] = same[:, j + 1] & valid[:, row]",
+        (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
+        ("google/dopamine#213", "berkeleydeeprlcourse/homework#52"),
+    ),
+    Mutant(
+        "stack-without-the-first-frame",
+        "Stacks near the start of an episode lack its first frame.",
+        "block.py",
+        "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
+        "same[:, j] = same[:, j + 1] & ~first[:, row] & valid[:, row]",
+        (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
+    ),
+    Mutant(
+        "stack-across-gaps",
+        "Stacked frames reach back over a frame that was lost.",
+        "block.py",
+        "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
+        "same[:, j] = same[:, j + 1] & ~first[:, row + 1]",
+        (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
+    ),
+    Mutant(
+        "blanking-misses-a-frame",
+        "One frame of the episode before stays in a sampled stack of a large observation.",
+        "windows.py",
+        "if t < begin:",
+        "if t < begin - 1:",
+        (WINDOWS + "test_a_copied_window_is_its_definition",),
+        ("google/dopamine#213",),
+    ),
+    Mutant(
+        "blanking-ignores-episodes",
+        "Sampled stacks reach back into the episode before.",
+        "windows.py",
+        "if first[i, t] or not valid[i, t - 1]:",
+        "if not valid[i, t - 1]:",
+        (STREAM,),
+        ("google/dopamine#213",),
+    ),
+    Mutant(
+        "blanking-ignores-gaps",
+        "Sampled stacks reach back over a frame that was lost.",
+        "windows.py",
+        "if first[i, t] or not valid[i, t - 1]:",
+        "if first[i, t]:",
+        (WINDOWS + "test_earlier_rows_are_those_before_the_episode_or_beyond_a_gap",),
+    ),
+    Mutant(
+        "blanking-off-by-one",
+        "The stack of an episode's very first step keeps the episode before.",
+        "windows.py",
+        "for t in range(at, 0, -1):",
+        "for t in range(at - 1, 0, -1):",
+        (STREAM,),
+    ),
+    Mutant(
+        "blanking-missing",
+        "A sample is not blanked before the episode, and the loss stacks it as it is.",
+        "store.py",
+        "self._blanks = schema.window.slices and schema.window.before > 0",
+        "self._blanks = False",
+        (STREAM,),
+    ),
+    Mutant(
+        "small-observations-not-blanked",
+        "Observations small enough to be packed with other columns keep the episode before.",
+        "store.py",
+        "column[earlier] = 0",
+        "column[earlier] += 0",
+        (STREAM,),
+    ),
+    Mutant(
+        "large-observations-not-blanked",
+        "Observations too large to be packed keep the episode before.",
+        "store.py",
+        "blank if is_observation(name) else None",
+        "None",
+        (STORE + "test_what_lies_before_the_episode_reads_as_zero_in_large_and_in_small_observations",),
+    ),
+    Mutant(
+        "buffer-reused-while-held",
+        "A sample is written over the one before, though someone still reads that.",
+        "windows.py",
+        "if sys.getrefcount(kept[i]) == ALONE:",
+        "if sys.getrefcount(kept[i]) >= ALONE:",
+        (WINDOWS + "test_a_sample_that_is_held_does_not_change",),
+        ("ray-project/ray#18358",),
+    ),
+    # The store
+    Mutant(
+        "sample-is-a-view",
+        "A sample of a single item is a view of the store.",
+        "store.py",
+        "                    column[earlier] = 0\n        return columns",
+        "                    column[earlier] = 0\n        if len(leaves) == 1:\n"
+        "            rows = slice(first[0], first[0] + schema.window.rows)\n"
+        "            return schema.layout.columns({name: array[rows][None] for name, array in self.rows.items()})\n"
+        "        return columns",
+        (STORE + "test_a_sample_of_one_item_is_a_copy_too",),
+        ("ray-project/ray#18358",),
+    ),
+    Mutant(
+        "state-is-a-view",
+        "What a checkpoint saves of the store changes while the store goes on.",
+        "store.py",
+        '"items": self.items.copy()',
+        '"items": self.items',
+        (STORE + "test_nothing_that_comes_out_is_a_view_of_the_store",),
+    ),
+    Mutant(
+        "window-of-another-start",
+        "Windows begin at the number of their start, not at its row, and overlap wrongly.",
+        "store.py",
+        "first = slot * schema.rows + offset * schema.window.stride",
+        "first = slot * schema.rows + offset",
+        (MACHINE,),
+    ),
+    Mutant(
+        "window-in-another-slot",
+        "Slots are taken to be as long as their fresh steps, and windows read the end of the block before.",
+        "store.py",
+        "first = slot * schema.rows + offset * schema.window.stride",
+        "first = slot * schema.fresh + offset * schema.window.stride",
+        (MACHINE,),
+        ("pytorch/rl#2208", "younggyoseo/FastTD3#6"),
+    ),
+    Mutant(
+        "stale-priority",
+        "A priority that comes late is given to the newer item that lies in the same slot.",
+        "store.py",
+        "        leaf = keys[i] + shift\n        if leaf >= leaves:\n            leaf -= leaves\n"
+        "        if keys[i] >= oldest and items[leaf]:",
+        "        leaf = (keys[i] + shift) % leaves\n        if items[leaf]:",
+        (STORE + "test_a_stale_priority_is_ignored_and_counted",),
+    ),
+    Mutant(
+        "wrong-leaf-after-the-ring-wraps",
+        "Once the ring has wrapped, priorities are given to other items than those sampled.",
+        "store.py",
+        "shift = self.oldest % self.slots * starts - self.oldest * starts",
+        "shift = -self.oldest * starts",
+        (MACHINE,),
+    ),
+    Mutant(
+        "wrong-key-of-the-oldest",
+        "The first item of the oldest block gets the key of a block that is not there yet.",
+        "store.py",
+        "np.where(leaves >= oldest, leaves - oldest",
+        "np.where(leaves > oldest, leaves - oldest",
+        (MACHINE,),
+    ),
+    Mutant(
+        "keys-of-another-part",
+        "The priorities of a prefetched batch are written to the items of another one.",
+        "store.py",
+        "return Sample(self.keys[keep], rows",
+        "return Sample(self.keys[: len(self.weights[keep])], rows",
+        (STORE + "test_the_parts_of_a_sample_are_the_sample",),
+    ),
+    Mutant(
+        "overwritten-without-eviction",
+        "A full ring writes over its oldest block without forgetting it.",
+        "store.py",
+        "while self.next - self.oldest == self.slots or self._overfull(items):",
+        "while self.next - self.oldest == self.slots + 1 or self._overfull(items):",
+        (MACHINE,),
+        ("DLR-RM/stable-baselines3#1853", "pytorch/rl#1969"),
+    ),
+    Mutant(
+        "evicted-items-keep-their-mass",
+        "The items of an evicted block can still be drawn.",
+        "store.py",
+        "        self.selector.remove(slot * self.schema.starts + offsets)\n        self.items[slot] = False\n"
+        "        self.size -= len(offsets)",
+        "        self.items[slot] = False\n        self.size -= len(offsets)",
+        (MACHINE,),
+        ("ray-project/ray#54284",),
+    ),
+    Mutant(
+        "capacity-exceeded",
+        "A block is let in as long as the store was not full before it, and the capacity is exceeded.",
+        "store.py",
+        "self.size + more > self.hard_capacity",
+        "self.size > self.hard_capacity",
+        (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
+    ),
+    Mutant(
+        "trim-evicts-one-too-many",
+        "A store that is just full loses one more block.",
+        "store.py",
+        "while self.size > self.capacity:",
+        "while self.size >= self.capacity:",
+        (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
+    ),
+    Mutant(
+        "duplicates-accepted",
+        "A block that is sent twice is stored twice.",
+        "store.py",
+        "if self.latest.get(actor, (-1, -1)) >= tuple(number):",
+        "if self.latest.get(actor, (-1, -1)) > tuple(number):",
+        (STORE + "test_a_restarted_actor_begins_a_new_incarnation",),
+    ),
+    Mutant(
+        "samples-counted-as-one",
+        "A sample counts as one item for the limiter, whatever its size.",
+        "store.py",
+        "self.sampled += n",
+        "self.sampled += 1",
+        (MACHINE,),
+    ),
+    # Priorities
+    Mutant(
+        "floor-removed",
+        "An item whose error was zero once can never be drawn again.",
+        "selectors.py",
+        "mass = np.maximum(check_priorities(priorities), FLOOR) ** self.alpha",
+        "mass = check_priorities(priorities) ** self.alpha",
+        (STORE + "test_sample_returns_at_once_in_any_state",),
+    ),
+    Mutant(
+        "alpha-ignored",
+        "Items are drawn in proportion to their priority, not to its power alpha.",
+        "selectors.py",
+        "mass = np.maximum(check_priorities(priorities), FLOOR) ** self.alpha",
+        "mass = np.maximum(check_priorities(priorities), FLOOR)",
+        (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
+    ),
+    Mutant(
+        "weights-inverted",
+        "Importance weights have the wrong sign in their exponent: what is drawn often counts more, not less.",
+        "selectors.py",
+        "(size * draw.probability) ** -self.beta",
+        "(size * draw.probability) ** self.beta",
+        (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
+    ),
+    Mutant(
+        "weights-not-normalised",
+        "Importance weights are not divided by the largest, and scale the learning rate up.",
+        "selectors.py",
+        "np.asarray(weights / weights.max(), np.float32)",
+        "np.asarray(weights, np.float32)",
+        (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
+    ),
+    Mutant(
+        "weights-by-the-smallest",
+        "Importance weights are divided by the smallest, so that they are one and more.",
+        "selectors.py",
+        "np.asarray(weights / weights.max(), np.float32)",
+        "np.asarray(weights / weights.min(), np.float32)",
+        (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
+        ("MorvanZhou/Reinforcement-learning-with-tensorflow#183",),
+    ),
+    Mutant(
+        "strata-not-random",
+        "The middle of each stratum is drawn, so that the same items come every time.",
+        "selectors.py",
+        "(np.arange(n) + rng.random(n)) / n",
+        "(np.arange(n) + 0.5) / n",
+        (SELECTORS + "test_draws_follow_the_probabilities",),
+    ),
+    Mutant(
+        "not-stratified",
+        "Draws are independent instead of one from each stratum.",
+        "selectors.py",
+        "(np.arange(n) + rng.random(n)) / n",
+        "rng.random(n)",
+        (SELECTORS + "test_each_stratum_gives_one_draw",),
+    ),
+    Mutant(
+        "largest-priority-rounded",
+        "New items get the largest priority rounded to an integer.",
+        "selectors.py",
+        "self.largest = max(self.largest, mass.max(initial=0.0))",
+        "self.largest = max(self.largest, float(int(mass.max(initial=0.0))))",
+        (MACHINE,),
+        ("instadeepai/flashbax#58",),
+    ),
+    Mutant(
+        "nan-priority-accepted",
+        "A priority that is not a number is accepted.",
+        "selectors.py",
+        "well &= (x[i] >= 0) & (x[i] < np.inf)",
+        "well &= not (x[i] < 0)",
+        (SELECTORS + "test_bad_priorities_are_refused",),
+        ("werner-duvaud/muzero-general#40",),
+    ),
+    Mutant(
+        "queue-as-a-stack",
+        "A queue gives its newest items first.",
+        "selectors.py",
+        "self.queue.popleft()",
+        "self.queue.pop()",
+        (SELECTORS + "test_fifo_gives_each_leaf_once_in_the_order_they_came",),
+    ),
+    # The sum tree
+    Mutant(
+        "nan-mass-accepted",
+        "A mass that is not a number makes every sum above it not a number.",
+        "sumtree.py",
+        "well &= (mass[i] >= 0) & (mass[i] < np.inf)",
+        "well &= not (mass[i] < 0)",
+        (SUMTREE + "test_bad_masses_are_refused_and_change_nothing",),
+        ("werner-duvaud/muzero-general#40",),
+    ),
+    Mutant(
+        "zero-mass-drawn-at-the-end",
+        "Where rounding leaves a little mass beyond the last child, a leaf without mass is drawn.",
+        "sumtree.py",
+        "                while nodes[group + np.uint64(child)] == 0:\n                    child -= 1\n",
+        "",
+        (SUMTREE + "test_a_leaf_without_mass_is_never_drawn",),
+        (
+            "JuliaReinforcementLearning/ReinforcementLearningCore.jl#83",
+            "JuliaReinforcementLearning/ReinforcementLearningTrajectories.jl#59",
+        ),
+    ),
+    Mutant(
+        "zero-mass-drawn-at-a-boundary",
+        "A draw that falls on a boundary takes the leaf before it, even if that has no mass.",
+        "sumtree.py",
+        "passed = left >= upto",
+        "passed = left > upto",
+        (SUMTREE + "test_a_leaf_without_mass_is_never_drawn",),
+        ("JuliaReinforcementLearning/ReinforcementLearningCore.jl#83",),
+    ),
+    Mutant(
+        "float32-sums",
+        "Sums are rounded to float32.",
+        "sumtree.py",
+        "    return left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))",
+        "    return np.float64(np.float32(left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))))",
+        (SUMTREE + "test_a_million_updates_leave_no_drift",),
+        ("instadeepai/flashbax#52",),
+    ),
+    Mutant(
+        "sums-updated-by-differences",
+        "Parents are adjusted by the difference of a leaf, and drift away from the sum of their children.",
+        "sumtree.py",
+        "        changed[i] = np.uint64(index[i])\n        nodes[changed[i]] = mass[i]\n    count = len(index)\n",
+        "        at = np.uint64(index[i])\n"
+        "        change = mass[i] - nodes[at]\n"
+        "        nodes[at] = mass[i]\n"
+        "        for level in range(1, len(levels) - 1):\n"
+        "            at = at >> np.uint64(3)\n"
+        "            nodes[np.uint64(levels[level]) + at] += change\n"
+        "    return True\n"
+        "    count = len(index)\n",
+        (SUMTREE + "test_a_million_updates_leave_no_drift",),
+        ("instadeepai/flashbax#52",),
+    ),
+    Mutant(
+        "upper-levels-not-updated",
+        "Only the two levels above the leaves are updated.",
+        "sumtree.py",
+        "    count = len(index)\n    for level in range(1, len(levels) - 1):",
+        "    count = len(index)\n    for level in range(1, min(3, len(levels) - 1)):",
+        (SUMTREE + "test_a_million_updates_leave_no_drift",),
+    ),
+    # Limiters
+    Mutant(
+        "ratio-inverted",
+        "Inserts per sample are held where samples per insert are asked for.",
+        "limiters.py",
+        "return self.ratio * (inserted - self.min_size) - (sampled + items) >= -self.tolerance",
+        "return (inserted - self.min_size) - self.ratio * (sampled + items) >= -self.tolerance",
+        (LIMITERS + "test_samples_per_insert_holds_its_law",),
+    ),
+    Mutant(
+        "inserts-counted-in-blocks",
+        "An insert counts as one item, whatever the size of its block.",
+        "limiters.py",
+        "return self.ratio * (inserted + items - self.min_size) - sampled <= self.tolerance",
+        "return self.ratio * (inserted + 1 - self.min_size) - sampled <= self.tolerance",
+        (LIMITERS + "test_samples_per_insert_holds_its_law",),
+    ),
+    Mutant(
+        "both-sides-wait",
+        "The tolerance is narrower than a block and a batch, and actor and learner wait for each other.",
+        "limiters.py",
+        "tolerance=2 * ratio * burst + batch",
+        "tolerance=0.25 * ratio * burst",
+        (LIMITERS + "TestLiveness",),
+        ("google-deepmind/reverb#103",),
+    ),
+    Mutant(
+        "minimum-of-what-ever-was",
+        "The minimum size is compared with what was ever inserted, not with what is there.",
+        "limiters.py",
+        "        return size >= max(1, self.min_size)",
+        "        return inserted >= max(1, self.min_size)",
+        (MACHINE,),
+    ),
+    Mutant(
+        "queue-gives-part-of-a-batch",
+        "A queue gives a batch when it has but a single item.",
+        "limiters.py",
+        "return size >= items",
+        "return size >= 1",
+        (LIMITERS + "test_a_queue_is_bounded_and_gives_whole_batches",),
+    ),
+    # Returns and losses
+    Mutant(
+        "n-step-across-truncation",
+        "n-step returns run on from a truncated episode into the next one.",
+        "returns.py",
+        "                if last[b, t + k]:",
+        "                if last[b, t + k] and discount[b, t + k] == 0:",
+        (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
+        ("younggyoseo/FastTD3#6", "Toni-SM/skrl#224"),
+    ),
+    Mutant(
+        "n-step-across-episodes-in-torch",
+        "n-step returns run on from any episode into the next one.",
+        "returns.py",
+        "alive = alive & ~last[..., row]",
+        "alive = alive | last[..., row]",
+        (RETURNS + "test_numpy_and_torch_agree_to_the_bit",),
+        ("younggyoseo/FastTD3#6",),
+    ),
+    Mutant(
+        "gamma-not-to-the-power-n",
+        "Later rewards and the bootstrap are discounted by gamma, not by its powers.",
+        "returns.py",
+        "product[b, t] *= gamma",
+        "product[b, t] = gamma",
+        (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
+        ("younggyoseo/FastTD3#6",),
+    ),
+    Mutant(
+        "done-mask-off-by-one",
+        "The mask of terminal states is that of one step before.",
+        "returns.py",
+        "product[b, t] *= discount[b, t + k]",
+        "product[b, t] *= discount[b, t + k - 1]",
+        (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
+        ("younggyoseo/FastTD3#7",),
+    ),
+    Mutant(
+        "reward-of-the-step-before",
+        "The return sums the rewards of arriving at a step instead of those of leaving it.",
+        "returns.py",
+        "total[b, t] += product[b, t] * reward[b, t + k]",
+        "total[b, t] += product[b, t] * reward[b, t + k - 1]",
+        (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
+    ),
+    Mutant(
+        "bootstrap-at-n",
+        "Where an episode was truncated within n steps, the value of a row of the next episode is taken.",
+        "algorithms/dqn.py",
+        "truncated = (step.m < self.n) & (step.discount > 0)",
+        "truncated = (step.m < self.n) & (step.discount < 0)",
+        (DQN + "test_n_step_target_by_hand",),
+        ("younggyoseo/FastTD3#6", "ray-project/ray#18358"),
+    ),
+    Mutant(
+        "priority-bootstrapped-at-n",
+        "Initial priorities take the value n steps on, even beyond the end of the episode.",
+        "algorithms/dqn.py",
+        "rows + step.m, axis=-1",
+        "rows + self.n + 0 * step.m, axis=-1",
+        (DQN + "test_initial_priorities_are_the_error_of_the_weights_that_acted",),
+    ),
+    Mutant(
+        "store-keeps-clipped-rewards",
+        "Rewards are clipped in place, so that the store keeps the clipped ones.",
+        "algorithms/dqn.py",
+        "reward = reward.clip(-self.clip_reward, self.clip_reward)",
+        "reward = np.clip(reward, -self.clip_reward, self.clip_reward, out=reward)",
+        (DQN + "test_rewards_are_clipped_one_by_one_and_only_in_the_loss",),
+    ),
+    Mutant(
+        "action-of-the-next-step",
+        "The loss trains the action of the next step.",
+        "algorithms/dqn.py",
+        'batch["action"][:, at : at + 1]',
+        'batch["action"][:, at + 1 : at + 2]',
+        (DQN + "test_the_target_is_the_reward_and_the_discounted_largest_value_of_the_target_network",),
+    ),
+    Mutant(
+        "bootstrap-from-the-online-network",
+        "The target is computed with the network that is being trained.",
+        "algorithms/dqn.py",
+        "q_t = target(s_t)",
+        "q_t = net(s_t)",
+        (DQN + "test_the_target_is_the_reward_and_the_discounted_largest_value_of_the_target_network",),
+        ("higgsfield/RL-Adventure#32",),
+    ),
+    Mutant(
+        "double-chooses-with-the-target-network",
+        "Double DQN chooses its action with the target network, which is plain DQN.",
+        "algorithms/dqn.py",
+        "net(s_t).argmax(1, keepdim=True)",
+        "q_t.argmax(1, keepdim=True)",
+        (DQN + "test_double_takes_the_online_networks_action_at_the_target_networks_value",),
+        ("higgsfield/RL-Adventure#5", "keon/deep-q-learning#35"),
+    ),
+    Mutant(
+        "gradient-through-the-bootstrap",
+        "The gradient flows through the target as well.",
+        "algorithms/dqn.py",
+        "        with torch.no_grad():\n            s_t =",
+        "        with torch.enable_grad():\n            s_t =",
+        (DQN + "test_huber_clips_the_error_in_the_gradient_to_one",),
+    ),
+    Mutant(
+        "weights-ignored",
+        "Importance weights are not used in the loss.",
+        "algorithms/dqn.py",
+        "loss = torch.dot(batch.weights, error) / len(error)",
+        "loss = error.mean()",
+        (DQN + "test_importance_weights_multiply_each_samples_loss",),
+    ),
+    Mutant(
+        "priorities-are-weighted",
+        "Priorities are multiplied by the importance weights, and shrink each time an item is drawn.",
+        "algorithms/dqn.py",
+        "priorities = (y - q_tm1).abs_()",
+        "priorities = (y - q_tm1).abs_() * batch.weights",
+        (DQN + "test_importance_weights_multiply_each_samples_loss",),
+    ),
+    # The learner
+    Mutant(
+        "target-never-copied",
+        "The target network keeps its first weights.",
+        "learner.py",
+        "            self.target_vector.copy_(self.vector)",
+        "            self.target_vector.copy_(self.target_vector)",
+        (LEARNER + "test_an_update_is_a_step_down_its_loss",),
+    ),
+    Mutant(
+        "target-copied-every-step",
+        "The target network follows the network at every step.",
+        "learner.py",
+        "if self.steps % self.config.target_every == 0:",
+        "if self.config.target_every:",
+        (LEARNER + "test_an_update_is_a_step_down_its_loss",),
+    ),
+    Mutant(
+        "priorities-of-other-items",
+        "Priorities are written back in another order than that of the items.",
+        "learner.py",
+        "self.store.update(sample.keys, loss",
+        "self.store.update(sample.keys[::-1], loss",
+        (LEARNER + "test_an_update_is_a_step_down_its_loss",),
+    ),
+    Mutant(
+        "poisoned-batch-trains",
+        "A loss that is not finite is looked at, but its gradient is not.",
+        "learner.py",
+        "if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):",
+        "if not any(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):",
+        (LEARNER + "test_a_poisoned_batch_changes_nothing_but_a_counter",),
+    ),
+    Mutant(
+        "store-never-trimmed",
+        "The store is never brought back to its capacity.",
+        "learner.py",
+        "            self.store.trim()",
+        "            pass",
+        (LEARNER + "test_the_store_is_trimmed_every_so_often",),
+    ),
+    # Networks
+    Mutant(
+        "uint8-not-scaled",
+        "Pixels reach the network as 0 ... 255.",
+        "nets.py",
+        "return x.float() * (1 / 255)",
+        "return x.float()",
+        (NETS + "test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are",),
+    ),
+    Mutant(
+        "dueling-without-the-mean",
+        "The dueling head adds value and advantages, and does not subtract their mean.",
+        "nets.py",
+        "return value + advantage - advantage.mean(1, keepdim=True)",
+        "return value + advantage",
+        (NETS + "test_dueling_subtracts_the_mean_over_actions",),
+    ),
+    Mutant(
+        "dueling-mean-over-the-batch",
+        "The dueling head subtracts the mean over the batch, so that the values of a state depend on its batch.",
+        "nets.py",
+        "return value + advantage - advantage.mean(1, keepdim=True)",
+        "return value + advantage - advantage.mean(0, keepdim=True)",
+        (NETS + "test_the_values_of_a_state_do_not_depend_on_its_batch_mates",),
+    ),
+    Mutant(
+        "channels-last-reshaped",
+        "Images with their channels last are reshaped instead of transposed.",
+        "nets.py",
+        "x.movedim(-1, -3).contiguous() if image.channels_last else x",
+        "x",
+        (NETS + "test_colour_images_may_have_their_channels_last",),
+    ),
+    # Memory
+    Mutant(
+        "slots-rounded-down",
+        "The last part of a block that the capacity needs is left out, and the store never reaches it.",
+        "memory.py",
+        "-(-int(items * (1 + slack)) // schema.starts)",
+        "int(items * (1 + slack)) // schema.starts",
+        (STORE + "test_a_store_given_steps_has_room_for_them",),
+    ),
+    Mutant(
+        "context-not-counted",
+        "The rows that blocks repeat as context are left out of the bytes, and the store outgrows them.",
+        "memory.py",
+        "block = schema.nbytes + ",
+        "block = schema.fresh * schema.layout.nbytes + ",
+        (STORE + "test_a_store_given_bytes_stays_within_them",),
+    ),
+]
+
+
+def mutate(mutant: Mutant, package: Path) -> str:
+    """The text of the mutated file."""
+    text = (package / mutant.file).read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.name}: its text occurs {text.count(mutant.old)} times in {mutant.file}"
+    return text.replace(mutant.old, mutant.new)
+
+
+def run_tests(tests: Iterable[str], mutant: Mutant | None = None) -> tuple[int, str]:
+    """pytest's exit status and output, against a copy of the package with this mutant in it; -1: out of time."""
+    with tempfile.TemporaryDirectory(prefix="veldt-mutant-") as folder:
+        # Times are copied too, so that what numba compiled before is used again where nothing changed.
+        package = Path(shutil.copytree(ROOT / "veldt", Path(folder) / "veldt"))
+        if mutant is not None:
+            (package / mutant.file).write_text(mutate(mutant, package))
+        (Path(folder) / "mutants_plugin.py").write_text(PLUGIN)
+        env = {name: value for name, value in os.environ.items() if name != "VELDT_EXAMPLES"} | {"PYTHONPATH": folder}
+        check = [sys.executable, "-c", "import veldt; print(veldt.__file__)"]
+        found = subprocess.run(check, cwd=folder, env=env, capture_output=True, text=True, timeout=60).stdout.strip()
+        if Path(found) != package / "__init__.py":
+            sys.exit(f"the tests would run against {found or 'nothing'} instead of the copy in {folder}")
+        # The script, because `python -m pytest` would find the package in the working folder first.
+        pytest = Path(sys.executable).parent / "pytest"
+        options = ["-x", "-rfE", "-p", "no:cacheprovider", "-p", "mutants_plugin", "--hypothesis-profile=mutants"]
+        try:
+            limit = None if mutant is None else LIMIT
+            done = subprocess.run(
+                [pytest, *options, *tests], cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return -1, ""
+        return done.returncode, done.stdout + done.stderr
+
+
+def failed(output: str) -> list[str]:
+    """The node ids of the tests that failed."""
+    lines = (line for line in output.splitlines() if line.startswith("FAILED "))
+    return [line.removeprefix("FAILED ").split(" - ")[0] for line in lines]
+
+
+def catch(mutant: Mutant) -> str:
+    """The test that catches it; empty: none does."""
+    status, output = run_tests(mutant.tests, mutant)
+    if status == -1:
+        return "out of time" if mutant.hangs else ""
+    caught = failed(output)
+    if status == 1 and caught:
+        return caught[0]
+    if status == 0:
+        return ""
+    sys.exit(f"{mutant.name}: pytest ended with {status}, but no test failed:\n{output[-4000:]}")
+
+
+def table() -> str:
+    """All mutants, as they are in docs/testing.md."""
+    lines = ["| bug | where it happened | mutated file | caught by |", "|---|---|---|---|"]
+    for mutant in MUTANTS:
+        tests = ", ".join(f"`{test.split('::')[-1]}`" for test in mutant.tests)
+        seen = ", ".join(map(link, mutant.seen))
+        lines.append(f"| {mutant.bug} | {seen} | `{mutant.file}` | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+def link(issue: str) -> str:
+    repository, number = issue.split("#")
+    return f"[{repository.split('/')[1]} #{number}](https://github.com/{repository}/issues/{number})"
+
+
+def written(text: str) -> str:
+    """The document with the table as it should be."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+def main(words: list[str]) -> int:
+    write, words = "--write" in words, [word for word in words if word != "--write"]
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    if not chosen:
+        sys.exit(f"no mutant is named like {', '.join(words)}")
+    began = time.monotonic()
+    tests = list(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
+    status, output = run_tests(tests)
+    if status:
+        sys.exit(f"without any mutant the tests have to pass:\n{output[-4000:]}")
+    print(f"{len(tests)} tests pass without any mutant ({time.monotonic() - began:.0f} s)", flush=True)
+    survivors = []
+    for mutant in chosen:
+        start = time.monotonic()
+        caught = catch(mutant)
+        if not caught:
+            survivors.append(mutant.name)
+        print(f"{mutant.name:38} {time.monotonic() - start:5.1f} s  {caught or 'SURVIVED'}", flush=True)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} caught in {time.monotonic() - began:.0f} s")
+    if survivors:
+        print(f"not caught: {', '.join(survivors)}")
+        return 1
+    if write:
+        DOCS.write_text(written(DOCS.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
