@@ -1,13 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help venv demo test test-long lint bench clean
+.PHONY: help venv demo test test-long test-mutants lint bench clean
 
 help:
-	@echo "make demo       train CartPole with the live table, evaluate it, draw its curve, record a video"
-	@echo "make test       lint and all tests (under 15 minutes on two cores)"
-	@echo "make test-long  the soaks and sweeps too"
-	@echo "make bench      measure this machine against its limits and Stable-Baselines3"
+	@echo "make demo          train CartPole with the live table, evaluate it, draw its curve, record a video"
+	@echo "make test          lint and all tests (under 15 minutes on two cores)"
+	@echo "make test-long     the soaks and sweeps too"
+	@echo "make test-mutants  put known bugs of replay back, one at a time, and show the tests that catch them"
+	@echo "make bench         measure this machine against its limits, Stable-Baselines3 and cpprb"
 
 # Idempotent: installs when pyproject.toml or constraints.txt changed, and does nothing otherwise.
 venv: .venv/.installed
@@ -36,10 +37,14 @@ test: lint
 test-long: lint
 	VELDT_EXAMPLES=20 $(BIN)/pytest -m 'long or not long'
 
+test-mutants: venv
+	$(BIN)/python tests/mutants.py
+
 bench: venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/veldt bench learner
 	$(BIN)/veldt bench dqn
+	$(BIN)/veldt bench replay
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

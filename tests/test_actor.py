@@ -77,6 +77,17 @@ def test_env_steps_are_applied_actions_and_never_resets() -> None:
     assert who.metrics() == {"episodes": 10.0, "bad_observations": 0.0, "train_return": 1.0, "train_length": 7.0}
 
 
+def test_returns_are_sums_of_raw_rewards() -> None:
+    who = actor(Always(1), Counter, n=1)
+    assert who.groups[0].record is not None
+    env = int(who.groups[0].record["obs"][0, 0])
+    while who.episodes < 30:
+        who.step()
+    lengths = [Counter.length(env, episode, 12) for episode in range(30)]
+    sums = [sum(Counter.reward(env, e, t, 1) for t in range(1, lengths[e] + 1)) for e in range(30)]
+    assert list(who.lengths) == lengths and list(who.returns) == sums
+
+
 def test_the_policy_sees_every_record_once_and_in_order() -> None:
     policy = Always(1)
     who = actor(policy, n=1)

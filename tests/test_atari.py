@@ -9,12 +9,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from PIL import Image
 
 from veldt.block import stack_history
 from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari, Protocol
 from veldt.errors import UserError
 from veldt.recipes import make
+from veldt.run import train
+from veldt.video import record_video
 
 STEPS = 2_000
 
@@ -137,6 +140,14 @@ def test_no_op_starts_are_spread_over_0_to_30():
     assert frames.min() <= 2 and 28 <= frames.max() <= 30 and len(set(frames.tolist())) > 20
 
 
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_no_op_starts_are_random_where_the_protocol_has_them(name):
+    envs = make_env("ALE/Pong-v5", 8, protocol=name)
+    envs.reset(0)
+    frames = set(envs.env.info["episode_frame_number"].tolist())
+    assert len(frames) > 3 if PROTOCOLS[name].noops else frames == {0}
+
+
 def test_a_lost_life_ends_the_return_and_not_the_episode():
     ended = {}
     for name in ("dqn", "r2d2"):
@@ -197,3 +208,34 @@ def test_errors_say_what_to_do():
         make_env("ALE/Pongg-v5")
     with pytest.raises(UserError, match=r"PongNoFrameskip-v4 .*ALE/Pong-v5"):
         make_env("PongNoFrameskip-v4")
+
+
+def test_a_run_picks_its_settings_says_them_and_can_be_watched(tmp_path, capsys):
+    small = {"store.capacity": "2_000", "store.min_size": 300, "actor.envs": 2, "eval.every": 0, "threads": 1}
+    run = train("dqn", env="ALE/Breakout-v5", run=tmp_path / "r", steps=400, **small)
+    said = capsys.readouterr().out
+    for part in (
+        "obs [84, 84] uint8",
+        "NatureCNN, 1,686,180 parameters",
+        "stacks 4 of obs",
+        "clip_reward 1.0",
+        "protocol dqn: noops 30, life_loss",
+        "2,000 items of 7.5 KB, 15.4 MB when full",
+        "0.25 updates of 32 an env step",
+    ):
+        assert part in said, (part, said)
+    last = run.metrics[-1]
+    assert last["learner_steps"] > 5 and last["memory_bytes"] > 10**8
+    assert {"busy/actor", "busy/learner"} <= set(last)
+    assert record_video(run, tmp_path / "x.gif", max_frames=5) == 5
+    with Image.open(tmp_path / "x.gif") as image:
+        assert image.size == (160, 210)
+    assert len(run.evaluate(2, epsilon=1.0).returns) == 2
+
+
+def test_reported_returns_are_raw_and_the_store_keeps_raw_rewards():
+    """Pong's rewards are -1 and 1; those of Q*bert are 25 and more."""
+    envs, rng = make_env("ALE/Qbert-v5", 4), np.random.default_rng(0)
+    envs.reset(0)
+    rewards = np.concatenate([envs.step(rng.integers(0, 6, 4))["reward"] for _ in range(300)])
+    assert rewards.max() >= 25 and rewards.dtype == np.float32

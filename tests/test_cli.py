@@ -20,6 +20,7 @@ from test_run import flags, tiny, whole_state
 from veldt import __version__
 from veldt.__main__ import COMMANDS, main
 from veldt.checkpoint import Checkpoints
+from veldt.cli.bench import BENCHES
 from veldt.cli.parse import parse
 from veldt.errors import UserError
 from veldt.run import Run
@@ -149,7 +150,7 @@ def test_the_list_of_commands(capsys: Captured) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [*([command] for command in COMMANDS), ["train", "dqn"], ["bench", "learner"], ["bench", "dqn"]],
+    [*([command] for command in COMMANDS), ["train", "dqn"], *(["bench", name] for name in BENCHES)],
     ids=" ".join,
 )
 def test_every_command_has_help_with_an_example(capsys: Captured, argv: list[str]) -> None:
@@ -389,3 +390,15 @@ def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.wait(timeout=30)
+
+
+def test_the_replay_bench_compares_itself_with_cpprb(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cpprb")
+    assert (
+        main(["bench", "replay", "--pixels", "600", "--vectors", "1000", "--batch", "16", "--rounds", "1", "--json"]) == 0
+    )
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert len(results) == 3
+    for figures in results.values():
+        assert figures["sample ours/cpprb speed"] > 0 and figures["update ours/cpprb speed"] > 0
+    assert 7_056 < next(iter(results.values()))["bytes_per_transition"] < 9_000

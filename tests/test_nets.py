@@ -9,7 +9,18 @@ from gymnasium import spaces
 from torch import nn
 
 from veldt.algorithms.dqn import DQN
-from veldt.nets import MLP, Concat, Image, NatureCNN, QHead, QNetwork, torso_for
+from veldt.nets import (
+    MLP,
+    Concat,
+    Image,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    QHead,
+    QNetwork,
+    ResidualBlock,
+    torso_for,
+)
 from veldt.step import EnvSpec
 from veldt.tree import spec
 
@@ -184,3 +195,66 @@ def test_a_single_number_is_an_observation() -> None:
 def test_a_dict_with_the_single_key_obs_is_still_a_dict() -> None:
     torso = torso_for(env_of(**{"obs/obs": VECTOR}), 1, (), (16,))
     assert torso({"obs": torch.zeros(2, 5)}).shape == (2, 16)
+
+
+# MinAtar and IMPALA
+
+
+def output_shapes(net: nn.Module, x: torch.Tensor) -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = []
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(lambda layer, x, y: shapes.append(tuple(y.shape[1:])))
+    net(x)
+    return shapes
+
+
+def test_minatar_cnn_has_the_published_layers() -> None:
+    net = DQN().network(env_of(actions=6, obs=spec((10, 10, 4), np.bool_)))
+    assert output_shapes(net, torch.zeros(2, 10, 10, 4, dtype=torch.bool)) == [(16, 8, 8), (128,), (6,)]
+    assert size(net) == (3 * 3 * 4 * 16 + 16) + (8 * 8 * 16 * 128 + 128) + (128 * 6 + 6)
+
+
+def test_bool_pictures_have_their_channels_last_however_many() -> None:
+    torch.manual_seed(0)
+    torso = torso_for(env_of(obs=spec((10, 10, 7), np.bool_)), 1, (), (8,))
+    assert isinstance(torso, MinAtarCNN)
+    x = torch.rand(3, 10, 10, 7) < 0.3
+    by_hand = torch.relu(torso.conv(x.permute(0, 3, 1, 2).float()))
+    torch.testing.assert_close(torso(x), torch.relu(torso.linear(by_hand.flatten(1))))
+
+
+def test_impala_resnet_has_the_published_layers() -> None:
+    """Espeholt et al. 2018, figure 3 right: per section a convolution, a pooling to half the size, two residual blocks."""
+    net = ImpalaResNet(Image(4, 84, 84))
+    shapes = output_shapes(net, torch.zeros(2, 4, 84, 84, dtype=torch.uint8))
+    expected = []
+    for channels, before, after in ((16, 84, 42), (32, 42, 21), (32, 21, 11)):
+        expected += [(channels, before, before)] + 4 * [(channels, after, after)]
+    assert shapes == [*expected, (256,)]
+    convolutions = sum(9 * a * b + b for a, b in ((4, 16), (16, 32), (32, 32))) + 4 * sum(
+        9 * c * c + c for c in (16, 32, 32)
+    )
+    assert size(net) == convolutions + 32 * 11 * 11 * 256 + 256
+
+
+def test_a_residual_block_adds_to_its_input() -> None:
+    block = ResidualBlock(2)
+    with torch.no_grad():
+        for layer in (block.conv1, block.conv2):
+            layer.weight.zero_()
+            layer.bias.zero_()
+            for channel in range(2):
+                layer.weight[channel, channel, 1, 1] = 2.0
+    x = torch.tensor([3.0, -5.0]).reshape(1, 2, 1, 1).expand(1, 2, 4, 4)
+    # x + 2 relu(2 relu(x)): 3 + 12, and -5 + 0, which a rectified skip would have lost
+    torch.testing.assert_close(block(x), torch.tensor([15.0, -5.0]).reshape(1, 2, 1, 1).expand(1, 2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("nature", NatureCNN), ("impala", ImpalaResNet), ("minatar", MinAtarCNN), ("mlp", MLP)]
+)
+def test_the_network_for_images_can_be_named(name: str, kind: type) -> None:
+    net = DQN(history=2, convnet=name).network(env_of(obs=spec((40, 40), np.uint8)))  # type: ignore[arg-type]
+    assert isinstance(net.torso, kind)
+    assert net(torch.zeros(3, 2, 40, 40, dtype=torch.uint8)).shape == (3, 4)

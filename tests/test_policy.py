@@ -216,6 +216,6 @@ def test_a_dict_observation_reaches_the_network() -> None:
 def test_acting_is_in_eval_mode() -> None:
     """Dropout is off and running averages stand still: an evaluation can be repeated."""
     env = make_env("CartPole-v1").spec
-    policy = LocalPolicy(DQN(), env, LatestParams(), Counters(), None, seed=0)
+    policy = LocalPolicy(DQN(), env, LatestParams(), Counters(), 0.0, seed=0)
     assert not any(module.training for module in policy.net.modules())
     assert policy.metrics() == {}

@@ -16,7 +16,7 @@ from veldt.seeds import derive
 from veldt.selectors import Prioritized, Uniform
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "PongNoFrameskip-v4"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
     config = recipes.make(recipe, env)
@@ -35,6 +35,7 @@ def test_atari_has_the_numbers_of_the_paper() -> None:
     assert (config.actor.epsilon, config.actor.epsilon_end, config.actor.epsilon_steps) == (1.0, 0.1, 1_000_000)
     assert (config.store.capacity, config.store.min_size) == ("1_000_000", 50_000)
     assert config.store.samples_per_insert / config.learner.batch == 1 / 4, "one update every four actions"
+    assert (config.protocol, config.eval.epsilon, config.steps) == ("dqn", 0.05, 50_000_000)
 
 
 def test_overrides_by_dotted_name_and_by_nested_dict() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from oracles import examples, make_block
+from oracles import earlier_episode, examples, make_block
 
 from veldt.block import BlockId, Schema, Window
 from veldt.errors import UserError
@@ -549,3 +549,38 @@ def test_a_window_is_read_from_its_own_block_only():
     store.insert(source, None)
     sample = store.sample(1)
     assert (sample.rows["reward"][0] == source.rows[PACKED]["reward"][-WINDOW.rows :]).all()
+
+
+def test_a_sample_of_one_item_is_a_copy_too():
+    store = make_store()
+    store.insert(block(0), np.ones(S))
+    sample = store.sample(1)
+    before = everything(store)
+    for array in (*sample.rows.values(), *sample.starts.values(), sample.weights, sample.probability, sample.keys):
+        array[...] = 1
+    assert everything(store) == before
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_lies_before_the_episode_reads_as_zero_in_large_and_in_small_observations(large):
+    """Where a window trains one step; and nothing but observations is blanked."""
+    flag, image = spec((), np.bool_), spec((200,) if large else (3,), np.uint8)
+    columns = {"obs/image": image, "obs/speed": spec((2,), np.float32), "other": image, "first": flag, "valid": flag}
+    schema = Schema(columns, Window(history=4, lookahead=2), fresh=8)
+    rng = np.random.default_rng(0)
+    source = make_block(schema, BlockId(0, 0, 0), [True] * 8)
+    truth = source.columns()
+    for name in ("obs/image", "obs/speed", "other"):
+        truth[name][...] = rng.integers(1, 99, truth[name].shape)
+    truth["first"][:] = rng.random(schema.rows) < 0.3
+    truth["valid"][:] = rng.random(schema.rows) < 0.8
+    store = make_store(Fifo, Queue(8), 8, 8, schema)
+    store.insert(source, None)
+    rows, blanked = store.sample(8).rows, 0
+    for i, t in np.ndindex(8, schema.window.rows):
+        earlier = earlier_episode(truth["first"][i:], truth["valid"][i:], t, schema.window.before)
+        blanked += earlier
+        assert (rows["other"][i, t] == truth["other"][i + t]).all()
+        for name in ("obs/image", "obs/speed"):
+            assert (rows[name][i, t] == (0 if earlier else truth[name][i + t])).all(), (name, i, t)
+    assert 5 < blanked < 8 * schema.window.before

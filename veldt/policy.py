@@ -37,7 +37,7 @@ class LocalPolicy:
         env: EnvSpec,
         params: Params,
         counters: Counters,
-        explore: Explore | None,  # None: always greedy
+        explore: Explore | float,  # a number: always that much, as in an evaluation
         seed: int,
         refresh: int = 1,  # steps between two looks for newer weights
         device: str = "cpu",
@@ -67,7 +67,7 @@ class LocalPolicy:
                 for name, column in self.algorithm.state(self.env).items()
             }
         rows = self._history[group].append(step)
-        amount = 0.0 if self.explore is None else self.explore(self.counters.get("env_steps"))
+        amount = self.explore(self.counters.get("env_steps")) if callable(self.explore) else self.explore
         explore = np.broadcast_to(np.asarray(amount), (n,))
         self.epsilon = float(explore.mean())
         with torch.inference_mode():
@@ -105,7 +105,7 @@ class LocalPolicy:
         return state
 
     def metrics(self) -> dict[str, float]:
-        return {} if self.explore is None else {"epsilon": self.epsilon}
+        return {"epsilon": self.epsilon} if callable(self.explore) else {}
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}

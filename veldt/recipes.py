@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -67,6 +68,8 @@ class EvalConfig:
     """Env steps between two evaluations; 0: none."""
     episodes: int = 10
     """Greedy episodes of one evaluation."""
+    epsilon: float = 0.0
+    """Part of their actions that is random all the same."""
     max_length: int = 27_000
     """Steps after which an evaluation stops waiting for an episode's end (108K Atari frames)."""
 
@@ -155,9 +158,14 @@ class Config:
         for name, value in not_negative.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} must not be negative, but it is {value}.")
-        for name, value in (("epsilon", self.actor.epsilon), ("epsilon_end", self.actor.epsilon_end)):
+        probabilities = {
+            "actor.epsilon": self.actor.epsilon,
+            "actor.epsilon_end": self.actor.epsilon_end,
+            "eval.epsilon": self.eval.epsilon,
+        }
+        for name, value in probabilities.items():
             if not 0 <= value <= 1:
-                raise UserError(f"actor.{name} is a probability, from 0 to 1, not {value}.")
+                raise UserError(f"{name} is a probability, from 0 to 1, not {value}.")
 
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}
@@ -201,6 +209,7 @@ def dqn(env: str) -> Config:
             env=env,
             protocol="dqn",
             steps=50_000_000,
+            threads=min(8, os.cpu_count() or 1),
             algorithm=DQN(gamma=0.99, history=4, clip_reward=1.0),
             actor=ActorConfig(envs=8, block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
             store=StoreConfig(capacity="1_000_000", min_size=50_000, samples_per_insert=8.0),
@@ -214,7 +223,8 @@ def dqn(env: str) -> Config:
                 clip_norm=0.0,
                 target_every=10_000,
             ),
-            eval=EvalConfig(every=250_000, episodes=10),
+            # Without random actions Breakout may never serve, and an episode lasts for 27,000 steps.
+            eval=EvalConfig(every=250_000, episodes=10, epsilon=0.05),
             checkpoint=CheckpointConfig(every=250_000),
         )
     if env.startswith("MinAtar/"):

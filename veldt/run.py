@@ -65,25 +65,28 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep)
 
-    def policy(self) -> LocalPolicy:
-        """The greedy policy of the last weights."""
+    def policy(self, epsilon: float | None = None) -> LocalPolicy:
+        """The greedy policy of the last weights; its part of random actions is eval.epsilon unless another is given."""
         config, weights = self.config, self.checkpoints().weights()
         if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
         env = config.envs().spec
-        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), None, seed=0)
+        epsilon = config.eval.epsilon if epsilon is None else epsilon
+        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
         params.restore(policy.net, weights)
         return policy
 
-    def evaluate(self, episodes: int = 20, seed: int = 0) -> Evaluation:
-        """Greedy episodes of the last weights."""
+    def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None) -> Evaluation:
+        """Greedy episodes of the last weights; `epsilon` as in `policy`."""
         if episodes < 1:
             raise UserError(f"episodes must be greater than 0, not {episodes}.")
         if seed < 0:
             raise UserError(f"seed must not be negative, but it is {seed}.")
+        if epsilon is not None and not 0 <= epsilon <= 1:
+            raise UserError(f"epsilon is a probability, from 0 to 1, not {epsilon}.")
         envs = self.config.envs(min(episodes, 20))
         try:
-            found = evaluate(envs, self.policy(), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
+            found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
             assert found is not None
             return found
         finally:

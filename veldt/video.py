@@ -13,6 +13,7 @@ from veldt.run import Run
 from veldt.seeds import derive
 from veldt.tree import Array
 
+SMALLEST = 160  # pixels; smaller pictures are enlarged
 INSTALL = "pip install 'veldt[video]'"
 
 
@@ -59,7 +60,10 @@ def _frame(envs: Envs) -> Array:
     frame = rendered[0] if isinstance(rendered, list | tuple) and rendered else rendered
     if not isinstance(frame, np.ndarray):
         raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
-    return frame
+    if frame.dtype != np.uint8:  # MinAtar paints with numbers from 0 to 1
+        frame = (255 * frame).round().astype(np.uint8)
+    larger = max(1, SMALLEST // min(frame.shape[:2]))
+    return frame.repeat(larger, 0).repeat(larger, 1)
 
 
 def _gif(path: Path, frames: list[Array], fps: int) -> None:

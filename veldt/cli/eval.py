@@ -23,6 +23,8 @@ class Eval:
     """How many episodes."""
     seed: int = 0
     """Of the environments."""
+    epsilon: float | None = None
+    """Part of the actions that is random all the same (default: eval.epsilon of the run)."""
     json: bool = False
     """Print one JSON object on the last line: mean_return, returns, mean_length."""
     video: Path | None = None
@@ -39,7 +41,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"{args.run} is not a run directory: it has no config.yaml.")
     if args.video is not None:
         check_video(args.video)
-    result = Run(args.run).evaluate(args.episodes, args.seed)
+    result = Run(args.run).evaluate(args.episodes, args.seed, args.epsilon)
     print(
         f"{args.episodes} episodes: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "

@@ -44,6 +44,7 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     )
     program.add("actor/0", Actor, config.envs, config.actor.envs, recorder, counters, seed, on=learner)
     if config.eval.every:
-        greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, None, derive(seed, "greedy"))
+        epsilon, policy_seed = config.eval.epsilon, derive(seed, "greedy")
+        greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
         every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
         program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, seed, on=greedy)
