@@ -36,7 +36,7 @@ from veldt.tree import Tree
 log = logging.getLogger("veldt")
 FORMAT = 1
 RETRIES = 10
-CHUNK = 256 * 2**20  # bytes of blocks that are copied and written at a time
+CHUNK = 64 * 2**20  # bytes of blocks that are copied and written at a time
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 
 

@@ -23,7 +23,8 @@ class Size:
 
 LEAF_BYTES = 11  # a leaf of the sum tree, its part of the nodes above (8 / 7 of it), and the item flag
 TREE_BYTES = 1024  # a sum tree rounds every level up to a cache line
-NETWORK_COPIES = 9  # weights, target, gradient, two moments, what is published, and what the policies hold
+NETWORK_COPIES = 15  # weights, target, gradient, moments, published, at the policies; and what layers need to work
+LIBRARIES = 20_000_000  # bytes that libraries take when first used
 
 
 def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
@@ -45,9 +46,12 @@ def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
 
 
 def plan_rest(schema: Schema, sampled: int, parameters: int) -> int:
-    """The bytes that a run needs beside its store: two samples of so many windows, and the copies of the network."""
+    """About how many bytes a run needs beside its store: two samples of so many windows, copies of the network.
+
+    Measured on two cores: 1 % less than CartPole took, 1 % less than MinAtar, 2 % less than Atari.
+    """
     window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
-    return 2 * sampled * window + 4 * NETWORK_COPIES * parameters
+    return 2 * sampled * window + 4 * NETWORK_COPIES * parameters + LIBRARIES
 
 
 def used_memory() -> int:

@@ -83,7 +83,7 @@ class Envs:
         first = self._last
         step = self._record(raw, reward, terminated, truncated)
         if "life_lost" in info:  # ends the return, not the episode
-            step["discount"][info["life_lost"]] = 0.0
+            step["discount"][np.asarray(info["life_lost"], np.bool_)] = 0.0
         step["first"] = first
         self._last = step["last"]
         return step
