@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import ale_py  # noqa: F401  registers its environments
 import gymnasium as gym
@@ -219,7 +221,7 @@ def test_a_run_picks_its_settings_says_them_and_can_be_watched(tmp_path, capsys)
         "NatureCNN, 1,686,180 parameters",
         "stacks 4 of obs",
         "clip_reward 1.0",
-        "protocol dqn: noops 30, life_loss",
+        "protocol dqn: noops 30, sticky 0.0, life_loss",
         "2,000 items of 7.5 KB, 15.4 MB when full",
         "0.25 updates of 32 an env step",
     ):
@@ -239,3 +241,14 @@ def test_reported_returns_are_raw_and_the_store_keeps_raw_rewards():
     envs.reset(0)
     rewards = np.concatenate([envs.step(rng.integers(0, 6, 4))["reward"] for _ in range(300)])
     assert rewards.max() >= 25 and rewards.dtype == np.float32
+
+
+def test_any_seed_will_do():
+    for seed in (0, 2**31 - 1, 2**31, 2**63 - 1):
+        make_env("ALE/Pong-v5", 3).reset(seed)
+
+
+def test_old_names_are_answered_in_a_fresh_process(tmp_path):
+    code = "from veldt.__main__ import main; raise SystemExit(main(['train', 'dqn', '--env', 'PongNoFrameskip-v4']))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert out.returncode != 0 and "use ALE/Pong-v5" in out.stderr, out

@@ -27,6 +27,7 @@ from veldt.limiters import MinSize
 from veldt.params import LatestParams, Weights, flatten
 from veldt.policy import LocalPolicy
 from veldt.recorder import Recorder
+from veldt.run import train
 from veldt.selectors import Uniform
 from veldt.step import EnvSpec, is_observation
 from veldt.store import Replay
@@ -503,3 +504,17 @@ def test_dqn_refuses_what_it_cannot_learn():
     DQN(history=2, stacked=("a",)).check(pair)
     with pytest.raises(UserError, match="no observation 'c' to stack, only a, b"):
         DQN(history=2, stacked=("c",)).check(pair)
+
+
+def test_a_network_of_ones_own_gets_observations_that_it_can_view(tmp_path):
+    class Viewing(nn.Module):
+        def __init__(self, env):
+            super().__init__()
+            self.layer = nn.Linear(8, env.n_actions)
+
+        def forward(self, x):
+            return self.layer(x.view(len(x), -1))
+
+    small = {"store.min_size": 100, "store.capacity": 500, "eval.every": 0, "algorithm.history": 2}
+    run = train("dqn", env="CartPole-v1", run=tmp_path / "r", network=Viewing, quiet=True, steps=300, **small)
+    assert run.metrics[-1]["learner_steps"] > 10

@@ -63,3 +63,29 @@ def test_the_recipe_trains_a_network_made_for_it_and_its_games_can_be_watched(tm
         assert image.size == (160, 160)
         colours = image.convert("RGB").getcolors()
         assert colours is not None and len(colours) >= 3
+
+
+def test_a_seeded_reset_forgets_all_that_was_before() -> None:
+    """A resumed run seeds fresh games, the uninterrupted one games that were played: no difference may be seen."""
+    played, fresh = make_env("MinAtar/Breakout-v0", 4), make_env("MinAtar/Breakout-v0", 4)
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        played.reset(1000 + seed)
+        for _ in range(5):
+            played.step(np.full(4, 3))
+        a, b = played.reset(seed), fresh.reset(seed)
+        for _ in range(6):
+            assert (a["obs"] == b["obs"]).all()
+            action = rng.integers(0, 6, 4)
+            a, b = played.step(action), fresh.step(action)
+        fresh = make_env("MinAtar/Breakout-v0", 4)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, seed: int) -> None:
+    settings = {"store.capacity": "1_000", "store.min_size": 200, "eval.every": 0, "checkpoint.every": 400, "seed": seed}
+    env = "MinAtar/Breakout-v0"
+    straight = train("dqn", env=env, run=tmp_path / "a", quiet=True, steps=1_600, **settings, **{"learner.anneal": False})
+    train("dqn", env=env, run=tmp_path / "b", quiet=True, steps=800, **settings, **{"learner.anneal": False})
+    resumed = train("dqn", env=env, run=tmp_path / "b", quiet=True, steps=1_600, **settings, **{"learner.anneal": False})
+    assert resumed.weights_hash() == straight.weights_hash()

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from torch import nn
 
 from veldt.algorithms.dqn import DQN
+from veldt.errors import UserError
 from veldt.nets import (
     MLP,
     Concat,
@@ -258,3 +259,47 @@ def test_the_network_for_images_can_be_named(name: str, kind: type) -> None:
     net = DQN(history=2, convnet=name).network(env_of(obs=spec((40, 40), np.uint8)))  # type: ignore[arg-type]
     assert isinstance(net.torso, kind)
     assert net(torch.zeros(3, 2, 40, 40, dtype=torch.uint8)).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((10, 10, 4), np.uint8, (MinAtarCNN, 4)),
+        ((4, 10, 10), np.uint8, (MinAtarCNN, 4)),
+        ((10, 10, 8), np.uint8, (MinAtarCNN, 8)),
+        ((17, 9, 9), np.bool_, (MinAtarCNN, 17)),
+        ((210, 160, 3), np.uint8, (NatureCNN, 3)),
+        ((3, 210, 160), np.uint8, (NatureCNN, 3)),
+        ((10, 6, 8), np.uint8, (MLP, None)),  # which are the channels?
+        ((3, 3, 100), np.uint8, (MLP, None)),
+    ],
+)
+def test_which_pictures_get_which_network(shape: tuple[int, ...], dtype: type, expected: tuple[type, int | None]) -> None:
+    torso = torso_for(env_with(shape, dtype), 1, (), (8,))
+    assert type(torso) is expected[0]
+    assert not hasattr(torso, "image") or torso.image.channels == expected[1]
+    assert torso(torch.zeros(2, *shape, dtype=torch.bool if dtype is np.bool_ else torch.uint8)).shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "says"),
+    [
+        (env_with((10, 10, 4)), "nature", "10 x 10 are too small for NatureCNN"),
+        (env_with((2, 2, 3)), "minatar", "too small for MinAtarCNN"),
+        (env_with((5,), np.float32), "impala", "no image for convnet impala"),
+    ],
+)
+def test_a_named_network_that_does_not_fit_is_refused_in_words(env: EnvSpec, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        torso_for(env, 1, (), (8,), name)
+
+
+def test_a_named_network_is_for_the_large_pictures_of_a_dict() -> None:
+    env = env_of(**{"obs/screen": SCREEN, "obs/mask": spec((5, 5), np.uint8), "obs/speed": VECTOR})
+    kinds = [type(torso) for torso in torso_for(env, 1, (), (8,), "impala").torsos]
+    assert kinds == [ImpalaResNet, MLP, MLP]
+
+
+def test_float_pictures_get_a_convolutional_network_when_it_is_named() -> None:
+    assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,), "nature"), NatureCNN)
+    assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,)), MLP)

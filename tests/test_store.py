@@ -584,3 +584,16 @@ def test_what_lies_before_the_episode_reads_as_zero_in_large_and_in_small_observ
         for name in ("obs/image", "obs/speed"):
             assert (rows[name][i, t] == (0 if earlier else truth[name][i + t])).all(), (name, i, t)
     assert 5 < blanked < 8 * schema.window.before
+
+
+def test_a_sample_that_is_held_does_not_change():
+    """Large enough for buffers that are used again; held as it came, or as a part of it."""
+    schema = Schema({"obs": spec((4096,), np.float32), "reward": spec((), np.float32)}, Window(lookahead=1), fresh=4)
+    store = make_store(Uniform, capacity=32, schema=schema)
+    for sequence in range(8):
+        store.insert(block(sequence, schema=schema), None)
+    held = [store.sample(16).rows["obs"], store.sample(16).part(1, 4).rows["obs"]]
+    before = [x.copy() for x in held]
+    for _ in range(8):
+        store.sample(16)
+    assert all((x == y).all() for x, y in zip(held, before, strict=True))

@@ -65,7 +65,7 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 def parse_capacity(text: str | int) -> tuple[float, str]:
     """(amount, unit); the amount is in bytes where there is a unit, in steps where there is none."""
     match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?) ?([a-z]*)", str(text).strip().lower())
-    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) < 1:
+    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) * UNITS[match[2]] < 1:
         raise UserError(f"store.capacity {text!r} is neither steps nor bytes; write it as 100_000 or as 2GB.")
     return float(match[1].replace("_", "")) * UNITS[match[2]], match[2]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veldt.errors import UserError
 from veldt.step import EnvSpec
 from veldt.tree import ArraySpec
 
@@ -41,8 +42,14 @@ class ConvNet(nn.Module):
         super().__init__()
         self.image, self.features = image, features
         self.layers(image.channels)
-        with torch.no_grad():
-            flat = self.convolve(torch.zeros(1, image.channels, image.height, image.width)).flatten(1).shape[1]
+        try:
+            with torch.no_grad():
+                flat = self.convolve(torch.zeros(1, image.channels, image.height, image.width)).flatten(1).shape[1]
+        except RuntimeError:
+            size = f"{image.height} x {image.width}"
+            raise UserError(
+                f"Images of {size} are too small for {type(self).__name__}; try convnet minatar or mlp."
+            ) from None
         self.linear = nn.Linear(flat, features)
 
     def layers(self, channels: int) -> None:
@@ -180,16 +187,21 @@ def torso_for(
 ) -> nn.Module:
     """A convolutional network for images, an MLP for all else; both side by side for a Dict.
 
-    By default images of at least 36 x 36 get the Nature CNN, small ones with channels (MinAtar's) the MinAtar CNN.
+    `auto`: uint8 or bool images of at least 36 x 36 get the Nature CNN, small ones with channels (MinAtar's) the MinAtar
+    CNN. A named one is for a single observation, and for the large images of a Dict.
     """
     torsos: dict[str, nn.Module] = {}
     for name, column in env.observation.items():
         key = name.removeprefix("obs/")
         stack = history if not stacked or key in stacked else 1
         image = _image(column)
-        kind = "mlp" if image is None else convnet if convnet != "auto" else _fitting(image, column)
-        if image is None or kind == "mlp":
+        kind = _fitting(image, column)
+        if convnet != "auto" and (name == "obs" or kind == "nature"):
+            kind = convnet
+        if kind == "mlp":
             torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
+        elif image is None:
+            raise UserError(f"{env.name} has the observation {list(column.shape)}, which is no image for convnet {kind}.")
         else:
             torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels))
     return torsos["obs"] if "obs" in env.observation else Concat(torsos)
@@ -202,20 +214,26 @@ def features_of(torso: nn.Module) -> int:
 
 
 def _image(column: ArraySpec) -> Image | None:
-    """A uint8 or bool column [H, W], [C, H, W] or [H, W, C]: channels are last if they are at most 4, or bool (MinAtar)."""
+    """A column [H, W], [C, H, W] or [H, W, C]: equal sides are height and width, else channels are last if at most 4."""
     shape = column.shape
-    if column.dtype not in (np.uint8, np.bool_) or len(shape) not in (2, 3):
+    if len(shape) not in (2, 3) or 0 in shape:
         return None
-    channels_last = len(shape) == 3 and (shape[-1] <= 4 or column.dtype == np.bool_)
-    height, width = shape[:2] if channels_last else shape[-2:]
-    channels = 1 if len(shape) == 2 else shape[-1] if channels_last else shape[0]
-    return Image(channels, height, width, channels_last)
+    if len(shape) == 2:
+        return Image(1, *shape)
+    squares = (shape[0] == shape[1], shape[1] == shape[2])
+    channels_last = squares[0] if squares[0] != squares[1] else shape[2] <= 4 or column.dtype == np.bool_
+    height, width = shape[:2] if channels_last else shape[1:]
+    return Image(shape[2] if channels_last else shape[0], height, width, channels_last)
 
 
-def _fitting(image: Image, column: ArraySpec) -> str:
-    if min(image.height, image.width) >= 36:
+def _fitting(image: Image | None, column: ArraySpec) -> str:
+    if image is None or column.dtype not in (np.uint8, np.bool_):
+        return "mlp"
+    side = min(image.height, image.width)
+    if side >= 36:
         return "nature"
-    return "minatar" if len(column.shape) == 3 and min(image.height, image.width) >= 3 else "mlp"
+    certain = image.height == image.width or image.channels <= 4 or column.dtype == np.bool_
+    return "minatar" if len(column.shape) == 3 and side >= 5 and certain else "mlp"
 
 
 def as_float(x: Tensor) -> Tensor:

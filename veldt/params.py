@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veldt.errors import UserError
 from veldt.tree import Array
 
 
@@ -88,6 +89,10 @@ def export(net: nn.Module) -> dict[str, Array]:
 
 def restore(net: nn.Module, state: dict[str, Any]) -> None:
     """Puts exported weights back, in place."""
+    ours = net.state_dict()
+    wrong = [name for name, x in ours.items() if name not in state or np.shape(state[name]) != tuple(x.shape)]
+    if wrong:
+        raise UserError(f"The saved weights are those of another network: {wrong[0]} is missing or has another shape.")
     with torch.no_grad():
-        for name, tensor in net.state_dict().items():
+        for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))

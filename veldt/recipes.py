@@ -209,7 +209,7 @@ def dqn(env: str) -> Config:
             env=env,
             protocol="dqn",
             steps=50_000_000,
-            threads=min(8, os.cpu_count() or 1),
+            threads=min(8, len(os.sched_getaffinity(0))),
             algorithm=DQN(gamma=0.99, history=4, clip_reward=1.0),
             actor=ActorConfig(envs=8, block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
             store=StoreConfig(capacity="1_000_000", min_size=50_000, samples_per_insert=8.0),

@@ -196,20 +196,21 @@ class Session:
         envs.close()
         config.algorithm.check(env)
         size = config.store_size(config.schema(env))
-        check_memory(size, available_memory())
+        net = config.algorithm.network(env)
+        parameters = sum(p.numel() for p in net.parameters())
+        rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
+        check_memory(size, available_memory() - rest)
+        self.memory = used_memory() + size.nbytes + rest
         program = Program()
         single(program, config, env)
         torch.set_num_threads(config.threads)
-        parameters = sum(p.numel() for p in config.algorithm.network(env).parameters())
-        rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
-        self.memory = used_memory() + size.nbytes + rest
         self._claim()
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
             self.checkpoints.clean()
             self.checkpoint = self.checkpoints.load()
             self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
-            self._introduce(env, size, parameters)
+            self._introduce(env, size, type(getattr(net, "torso", net)).__name__, parameters)
             self._write_config()
             self.metrics = Metrics(self._sinks())
             try:
@@ -298,7 +299,7 @@ class Session:
         if line.get("store_inserted"):
             line["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
         if line["env_steps_per_s"] > 0:
-            line["left_s"] = (self.config.steps - line["env_steps"]) / line["env_steps_per_s"]
+            line["left_s"] = max(0, self.config.steps - line["env_steps"]) / line["env_steps_per_s"]
         if now - self.rates_at >= self.config.log.every:
             self.rates_from = {name: line[name] for name in self.rates_from}
             self.rates_at = now
@@ -338,17 +339,15 @@ class Session:
             sinks.append(Wandb(self.path, as_plain(self.config)))
         return sinks
 
-    def _introduce(self, env: EnvSpec, size: Size, parameters: int) -> None:
+    def _introduce(self, env: EnvSpec, size: Size, network: str, parameters: int) -> None:
         config, say = self.config, self.screen.say
         seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())
         say(f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}")
         history = config.algorithm.window.history
         keys = getattr(config.algorithm, "stacked", ()) or [name.removeprefix("obs/") for name in env.observation]
         stacking = f"; stacks {history} of {', '.join(keys)}" if history > 1 else ""
-        algorithm = config.algorithm
-        torso = type(getattr(algorithm.network(env), "torso", algorithm.network(env))).__name__
-        say(f"network: {torso}, {parameters:,} parameters on {config.device}{stacking}")
-        say(f"algorithm: {_settings(algorithm)}")
+        say(f"network: {network}, {parameters:,} parameters on {config.device}{stacking}")
+        say(f"algorithm: {_settings(config.algorithm)}")
         if config.protocol:
             say(f"protocol {config.protocol}: {_settings(find_protocol(config.protocol))}")
         each = format_bytes(size.nbytes / size.slots / config.schema(env).starts)
@@ -400,7 +399,7 @@ class Session:
 
 def _settings(thing: Any) -> str:
     """The fields of a dataclass that are on."""
-    parts = {name: value for name, value in dataclasses.asdict(thing).items() if value not in (False, "", (), "auto")}
+    parts = {name: x for name, x in dataclasses.asdict(thing).items() if x is not False and x not in ("", (), "auto")}
     return ", ".join(name if value is True else f"{name} {value}" for name, value in parts.items())
 
 

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 
 from veldt.block import Block, Schema
+from veldt.errors import UserError
 from veldt.limiters import Limiter
 from veldt.selectors import Selector, check_priorities
 from veldt.step import is_observation
@@ -220,6 +221,11 @@ class Replay:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        if state["items"].shape != self.items.shape:
+            theirs, ours = (" x ".join(map(str, x.shape)) for x in (state["items"], self.items))
+            raise UserError(
+                f"The checkpoint's store has {theirs} window starts, this one {ours}: give the same store.capacity."
+            )
         for name in COUNTS:
             setattr(self, name, int(state["counts"][name]))
         self.items[:] = state["items"]

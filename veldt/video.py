@@ -26,11 +26,11 @@ def check_video(path: Path) -> None:
         raise UserError(f"{path} cannot be written.")
 
 
-def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000) -> int:
-    """Records one greedy episode and returns how many frames it has."""
+def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, epsilon: float | None = None) -> int:
+    """Records one greedy episode and returns how many frames it has; `epsilon` as in `Run.policy`."""
     check_video(path)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws to memory, whether or not there is a display
-    envs, policy = run.config.envs(1, render=True), run.policy()
+    envs, policy = run.config.envs(1, render=True), run.policy(epsilon)
     fps = int(envs.env.metadata.get("render_fps") or 30)
     frames: list[Array] = []
     try:
@@ -61,7 +61,7 @@ def _frame(envs: Envs) -> Array:
     if not isinstance(frame, np.ndarray):
         raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
     if frame.dtype != np.uint8:  # MinAtar paints with numbers from 0 to 1
-        frame = (255 * frame).round().astype(np.uint8)
+        frame = (frame * (255 if frame.max() <= 1 else 1)).clip(0, 255).round().astype(np.uint8)
     larger = max(1, SMALLEST // min(frame.shape[:2]))
     return frame.repeat(larger, 0).repeat(larger, 1)
 

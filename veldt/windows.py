@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from typing import Any
 
 import numba
@@ -73,21 +74,31 @@ class Buffers:
     KEEP = 4  # of one shape: those in use beyond that are not kept
     SMALL = 1 << 17  # bytes; below that the allocator keeps them itself
 
+    SHAPES = 8  # how many different ones
+
     def __init__(self) -> None:
         self._kept: dict[tuple[tuple[int, ...], np.dtype[np.generic]], list[Array]] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return Buffers, ()  # a copy in another process begins with none
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         dtype = np.dtype(dtype)
         if math.prod(shape) * dtype.itemsize < self.SMALL:
             return np.empty(shape, dtype)
-        kept = self._kept.setdefault((shape, dtype), [])
-        for i in range(len(kept)):
-            if sys.getrefcount(kept[i]) == ALONE:
-                return kept[i]
-        array = np.empty(shape, dtype)
-        if len(kept) < self.KEEP:
-            kept.append(array)
-        return array
+        with self._lock:
+            kept = self._kept.setdefault((shape, dtype), [])
+            if len(self._kept) > self.SHAPES:
+                self._kept.pop(next(iter(self._kept)))
+            for i in range(len(kept)):
+                if sys.getrefcount(kept[i]) == ALONE:
+                    array = kept[i]
+                    return array
+            array = np.empty(shape, dtype)
+            if len(kept) < self.KEEP:
+                kept.append(array)
+            return array
 
     @property
     def nbytes(self) -> int:

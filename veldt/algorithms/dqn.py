@@ -59,7 +59,7 @@ class DQN:
     hidden: tuple[int, ...] = (128, 128)
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
-    """Network for images; auto: nature, or minatar for small ones."""
+    """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
     network_from: str = ""
     """`module:callable` that makes the network from an EnvSpec, instead of the built-in one."""
     stacked: tuple[str, ...] = ()
@@ -115,8 +115,10 @@ class DQN:
 
     def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
         """What the network sees at row `at` of rows [B, T, ...]. Those of a batch are blanked by the store."""
-        blanked = isinstance(rows, Batch)
+        blanked = isinstance(rows, Batch) and self.window.slices
         out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked, blanked)
+        if self.network_from:  # ours take slices as they are; others may want to view them in another shape
+            return {key: x.contiguous() for key, x in out.items()} if isinstance(out, dict) else out.contiguous()
         return out
 
     def act(

@@ -28,7 +28,7 @@ class Eval:
     json: bool = False
     """Print one JSON object on the last line: mean_return, returns, mean_length."""
     video: Path | None = None
-    """Record the first episode to this file (.gif or .mp4)."""
+    """Record an episode to this file (.gif or .mp4)."""
 
 
 def run(argv: list[str]) -> int:
@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
         f"mean length {result.mean_length:.1f}"
     )
     if args.video is not None:
-        frames = record_video(Run(args.run), args.video, args.seed)
+        frames = record_video(Run(args.run), args.video, args.seed, epsilon=args.epsilon)
         print(f"{args.video}: {frames} frames")
     if args.json:
         numbers = {"mean_return": result.mean_return, "returns": result.returns, "mean_length": result.mean_length}

@@ -10,6 +10,7 @@ import tyro
 
 from veldt import recipes
 from veldt.cli.parse import parse
+from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.recipes import RECIPES, Config
 from veldt.run import as_plain, load_config, train
@@ -61,6 +62,8 @@ def _defaults(recipe: str, flags: list[str]) -> Config:
         values = as_plain(load_config(Path(file)))
         env = env or str(values["env"])
         values.pop("recipe"), values.pop("env")
+        if not is_atari(env):
+            values.pop("protocol")
     config: Config = recipes.override(recipes.make(recipe, env or "CartPole-v1"), values)
     return config
 

@@ -52,13 +52,8 @@ class Atari(VectorEnv[Any, Any, Any]):
     """n games of one kind, stepped in threads. `info["life_lost"]` tells where a lost life ends the return."""
 
     def __init__(self, env: str, n: int, protocol: Protocol, render: bool = False) -> None:
-        entry = gym.spec(env)
-        if entry.vector_entry_point is None:
-            raise UserError(
-                f"{env} steps single frames; use an id such as ALE/Breakout-v5, where Veldt skips and shrinks them."
-            )
         self.protocol, self.num_envs = protocol, n
-        game = str(entry.kwargs["game"])
+        game = str(gym.spec(env).kwargs["game"])
         self.games = _games(game, n, protocol, size=(84, 84), grey=True)
         # A second emulator that is given the same seeds and actions shows the same game in colour and full size.
         self.screens = _games(game, n, protocol, size=(210, 160), grey=False) if render else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import re
@@ -16,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
 from veldt.envs.atari import Atari, find_protocol
+from veldt.envs.minatar import Seeded
 from veldt.errors import UserError, did_you_mean
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, spec
@@ -58,7 +60,8 @@ class Envs:
 
     def reset(self, seed: int) -> Tree:
         try:
-            raw, _ = self.env.reset(seed=seed % 2**31)
+            # Environment i is seeded with seed + i, which must stay an int32.
+            raw, _ = self.env.reset(seed=min(seed % 2**31, 2**31 - self.n))
         except Exception as error:
             raise EnvError(f"{self.name}: reset raised {type(error).__name__}: {error}") from error
         self._last = np.zeros(self.n, np.bool_)
@@ -82,8 +85,8 @@ class Envs:
             raise EnvError(f"{self.name}: step raised {type(error).__name__}: {error}") from error
         first = self._last
         step = self._record(raw, reward, terminated, truncated)
-        if "life_lost" in info:  # ends the return, not the episode
-            step["discount"][np.asarray(info["life_lost"], np.bool_)] = 0.0
+        if isinstance(self.env, Atari) and "life_lost" in info:  # ends the return, not the episode
+            step["discount"][info["life_lost"]] = 0.0
         step["first"] = first
         self._last = step["last"]
         return step
@@ -173,9 +176,11 @@ def make_env(env: EnvLike, n: int = 1, render: bool = False, protocol: str = "")
         def build() -> VectorEnv[Any, Any, Any]:
             if entry.vector_entry_point is not None and not render:
                 return gym.make_vec(env, n, vectorization_mode="vector_entry_point")
-            return SyncVectorEnv(
-                [lambda: gym.make(env, disable_env_checker=True, **options)] * n, autoreset_mode=AutoresetMode.NEXT_STEP
-            )
+            return SyncVectorEnv([one] * n, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+        def one() -> gym.Env[Any, Any]:
+            made = gym.make(env, disable_env_checker=True, **options)
+            return Seeded(made) if env.startswith("MinAtar/") else made
 
     try:
         with warnings.catch_warnings():
@@ -209,6 +214,9 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
             raise UserError(f"{env} needs {package}; install it with: pip install 'veldt[{extra}]'.") from None
         if hasattr(module, "register_envs"):  # others register when imported
             module.register_envs()
+    if env not in gym.registry and re.search("-v[0-9]$", env):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ale_py")  # its old names, such as PongNoFrameskip-v4, are answered below
     try:
         gym.spec(env)
     except gym.error.Error:
