@@ -136,10 +136,11 @@ def test_the_papers_settings():
 
 
 def test_no_op_starts_are_spread_over_0_to_30():
-    envs = make_env("ALE/Pong-v5", 200)
-    envs.reset(0)
-    frames = envs.env.info["episode_frame_number"]
-    assert frames.min() <= 2 and 28 <= frames.max() <= 30 and len(set(frames.tolist())) > 20
+    envs, frames = make_env("ALE/Pong-v5", 10), set()
+    for seed in range(0, 60, 10):
+        envs.reset(seed)
+        frames |= set(envs.env.info["episode_frame_number"].tolist())
+    assert min(frames) <= 2 and 28 <= max(frames) <= 30 and len(frames) > 18
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

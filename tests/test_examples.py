@@ -28,7 +28,7 @@ def first_block(document):
 
 def parameters(output):
     """The size of the network that was trained."""
-    return int(re.search(r"network: ([\d,]+) parameters", output)[1].replace(",", ""))
+    return int(re.search(r"network: \w+, ([\d,]+) parameters", output)[1].replace(",", ""))
 
 
 def test_custom_env(tmp_path):

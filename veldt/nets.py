@@ -238,5 +238,5 @@ def _fitting(image: Image | None, column: ArraySpec) -> str:
 
 def as_float(x: Tensor) -> Tensor:
     if x.dtype == torch.uint8:
-        return x.float() * (1 / 255)
+        return x.float().mul_(1 / 255)
     return x if x.dtype == torch.float32 else x.float()

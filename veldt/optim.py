@@ -70,6 +70,10 @@ class RMSProp:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        if self.weights.device.type == "cpu" and self.centered:
+            w, g, m, s, v = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square, self.velocity))
+            _rmsprop(w, g, m, s, v, 1 - self.decay, self.decay, self.momentum, lr, self.eps)
+            return
         self.square.mul_(self.decay).addcmul_(self.gradient, self.gradient, value=1 - self.decay)
         spread = self.square
         if self.centered:
@@ -111,6 +115,17 @@ def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, siz
         m[i] += c1 * (g[i] - m[i])
         s[i] = b2 * s[i] + c2 * g[i] * g[i]
         w[i] -= size * m[i] / (np.sqrt(s[i]) + eps)
+
+
+@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", cache=True, error_model="numpy")
+def _rmsprop(
+    w: Array, g: Array, m: Array, s: Array, v: Array, c: Any, decay: Any, momentum: Any, lr: Any, eps: Any
+) -> None:
+    for i in range(len(g)):
+        m[i] += c * (g[i] - m[i])
+        s[i] = decay * s[i] + c * g[i] * g[i]
+        v[i] = momentum * v[i] + g[i] / np.sqrt(s[i] - m[i] * m[i] + eps)
+        w[i] -= lr * v[i]
 
 
 def _host(tensor: Tensor) -> Array:

@@ -355,6 +355,12 @@ class Session:
             f"store: {size.capacity:,} items of {each}, {format_bytes(size.nbytes)} when full ({config.store.selector}); "
             f"{config.store.samples_per_insert / config.learner.batch:g} updates of {config.learner.batch} an env step"
         )
+        actor, learner = config.actor, config.learner
+        say(
+            f"acting: {actor.envs} environments, epsilon {actor.epsilon:g} to {actor.epsilon_end:g} in "
+            f"{actor.epsilon_steps:,} steps; learning: {learner.optimizer}, rate {learner.lr:g}"
+            f"{' to 0' if learner.anneal else ''}, target every {learner.target_every:,} updates"
+        )
         say(f"memory: about {format_bytes(self.memory)} in all when the store is full")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
         if 0 < config.checkpoint.every < config.actor.envs * config.actor.block:
