@@ -484,8 +484,8 @@ MUTANTS = [
         "small-observations-not-blanked",
         "Observations small enough to be packed with other columns keep the episode before.",
         "store.py",
-        "column[earlier] = 0",
-        "column[earlier] += 0",
+        "columns[name][earlier] = 0",
+        "columns[name][earlier] += 0",
         (STREAM,),
     ),
     Mutant(
@@ -509,8 +509,8 @@ MUTANTS = [
         "sample-is-a-view",
         "A sample of a single item is a view of the store.",
         "store.py",
-        "                    column[earlier] = 0\n        return columns",
-        "                    column[earlier] = 0\n        if len(first) == 1:\n"
+        "                columns[name][earlier] = 0\n        return columns",
+        "                columns[name][earlier] = 0\n        if len(first) == 1:\n"
         "            rows = slice(first[0], first[0] + schema.window.rows)\n"
         "            return schema.layout.columns({name: array[rows][None] for name, array in self.rows.items()})\n"
         "        return columns",

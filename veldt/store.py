@@ -78,6 +78,7 @@ class Replay:
         self.latest: dict[int, tuple[int, int]] = {}  # actor -> (incarnation, sequence) of its last block
         self._buffers = Buffers()
         self._blanks = schema.window.slices and schema.window.before > 0
+        self._packed = [name for name in schema.layout.spec if is_observation(name) and name not in schema.layout.large]
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         """Takes a block; False: not now. Priorities are one for each window start; None reads as the largest so far."""
@@ -141,11 +142,10 @@ class Replay:
         blank = earlier_rows(columns["first"], columns["valid"], schema.window.before) if self._blanks else None
         for name in schema.layout.large:
             copy_windows(self.rows[name], first, out[name], blank if is_observation(name) else None)
-        if blank is not None and blank.any():
+        if blank is not None and self._packed and blank.any():
             earlier = np.arange(schema.window.rows) < blank[:, None]  # [n, T]
-            for name, column in columns.items():
-                if is_observation(name) and name not in schema.layout.large:
-                    column[earlier] = 0
+            for name in self._packed:
+                columns[name][earlier] = 0
         return columns
 
     def update(self, keys: Array, priorities: Array) -> None:

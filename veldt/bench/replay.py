@@ -79,7 +79,7 @@ class ReplayBench:
             },
             512,
         )
-        times = self._cycle({"ours": ours, "cpprb": theirs, "ours n=1": single, "compressed": compressed}, calls=6)
+        times = self._cycle({"ours": ours, "cpprb": theirs, "ours n=1": single, "compressed": compressed}, calls=20)
         return {
             f"{self.batch} Atari items, stack 4, n = 3, {self.pixels:,} stored": {
                 **_table(times, "ours", "cpprb"),
