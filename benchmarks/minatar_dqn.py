@@ -1,6 +1,6 @@
 """DQN on MinAtar: our recipe, the published DQN's settings in our code, and a random policy, at equal frames.
 
-    python benchmarks/minatar.py --runs runs/minatar -o docs/results/minatar
+    python benchmarks/minatar_dqn.py --runs runs/minatar -o docs/results/minatar
 
 trains what is not yet trained in the directory (on two cores about 15 minutes a run of the recipe, 20 of the published
 settings), then writes a picture, and the table as Markdown and JSON.
@@ -100,8 +100,9 @@ def table(results: dict[str, Any]) -> str:
             runs = result[setting]
             last = [run["training"][-1][1] for run in runs]
             greedy, epsilon = ([r[k] for r in runs if k in r] for k in ("last_greedy", "last_epsilon_0.1"))
-            frames = min(run["env_steps"] for run in runs)
-            lines.append(f"| {game} | {setting} | {frames:,} | {mean(last)} | {mean(greedy)} | {mean(epsilon)} |")
+            frames = sorted(round(run["env_steps"], -3) for run in runs)
+            span = f"{frames[0]:,}" if frames[0] == frames[-1] else f"{frames[0]:,} to {frames[-1]:,}"
+            lines.append(f"| {game} | {setting} | {span} | {mean(last)} | {mean(greedy)} | {mean(epsilon)} |")
     return "\n".join(lines)
 
 
@@ -110,11 +111,10 @@ def draw(results: dict[str, Any], path: Path) -> None:
     for axis, (game, result) in zip(axes, results.items(), strict=True):
         for setting, colour in (("recipe", "tab:blue"), ("published", "tab:orange")):
             for kind, style in (("greedy", "-"), ("training", ":")):
-                runs = [np.array(run[kind]) for run in result[setting]]
-                grid = np.linspace(max(x[0, 0] for x in runs), min(x[-1, 0] for x in runs), 60)
-                curves = np.stack([np.interp(grid, x[:, 0], x[:, 1]) for x in runs])
-                axis.plot(grid, curves.mean(0), style, color=colour, label=f"{setting}, {kind}")
-                axis.fill_between(grid, curves.min(0), curves.max(0), color=colour, alpha=0.12, linewidth=0)
+                for number, run in enumerate(result[setting]):
+                    x, y = np.array(run[kind]).T
+                    label = None if number else f"{setting}, {kind}"
+                    axis.plot(x, y, style, color=colour, linewidth=1.2, alpha=0.8, label=label)
         axis.axhline(result["random"], color="grey", linewidth=1, label="random policy")
         axis.set(title=f"MinAtar {game}", xlabel="frames (env steps)", ylabel="return")
         axis.grid(alpha=0.3)
