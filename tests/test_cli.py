@@ -82,6 +82,7 @@ TRAIN = ("train", "dqn", "--quiet")
         (["plot"], "run"),
         (["bench", "lerner"], "There is no benchmark 'lerner'. Did you mean learner?"),
         (["bench", "learner", "--zzzzzz"], "There is no flag --zzzzzz"),
+        (["bench", "learner", "--rounds", "0"], "rounds must be greater than 0, not 0."),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

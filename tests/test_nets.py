@@ -22,6 +22,7 @@ from veldt.nets import (
     ResidualBlock,
     torso_for,
 )
+from veldt.params import export, restore
 from veldt.step import EnvSpec
 from veldt.tree import spec
 
@@ -303,3 +304,11 @@ def test_a_named_network_is_for_the_large_pictures_of_a_dict() -> None:
 def test_float_pictures_get_a_convolutional_network_when_it_is_named() -> None:
     assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,), "nature"), NatureCNN)
     assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,)), MLP)
+
+
+def test_weights_of_another_network_are_refused_in_words() -> None:
+    small, large = MLP(3, (4,)), MLP(3, (5,))
+    restore(small, export(MLP(3, (4,))))
+    for other in (export(large), {}):
+        with pytest.raises(UserError, match=r"another network: layers.0.weight"):
+            restore(small, other)

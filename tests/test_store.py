@@ -597,3 +597,13 @@ def test_a_sample_that_is_held_does_not_change():
     for _ in range(8):
         store.sample(16)
     assert all((x == y).all() for x, y in zip(held, before, strict=True))
+
+
+def test_a_checkpoint_of_another_size_is_refused_in_words():
+    small, large = (Replay(SCHEMA, Uniform(n * SCHEMA.starts), MinSize(), 100, n) for n in (3, 5))
+    with pytest.raises(UserError, match=r"store has 3 x \d+ window starts, this one 5"):
+        large.load_state(small.state())
+
+
+def test_a_part_of_a_gigabyte_is_a_capacity():
+    assert parse_capacity("0.5GB") == (0.5e9, "gb")

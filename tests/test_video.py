@@ -53,3 +53,13 @@ def test_an_environment_without_pictures_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Chain cannot be rendered"):
         record_video(run, tmp_path / "x.gif")
     assert not (tmp_path / "x.gif").exists()
+
+
+def test_a_video_has_the_random_actions_that_it_is_asked_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    policy = Run.policy
+    monkeypatch.setattr(Run, "policy", lambda self, epsilon=None: asked.append(epsilon) or policy(self, epsilon))
+    record_video(run, tmp_path / "x.gif", max_frames=2, epsilon=0.3)
+    assert asked == [0.3] and run.policy(0.3).explore == 0.3 and run.policy().explore == run.config.eval.epsilon

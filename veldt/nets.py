@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ class MLP(nn.Module):
         return x
 
 
-class ConvNet(nn.Module):
+class ConvNet(nn.Module, ABC):
     """Convolutions, then one linear layer: [B, channels, H, W] -> [B, features]; both rectified.
 
     With `channels_last` it takes [B, ..., H, W, C] as cameras and renderers give it. History becomes channels.
@@ -52,11 +53,11 @@ class ConvNet(nn.Module):
             ) from None
         self.linear = nn.Linear(flat, features)
 
-    def layers(self, channels: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def layers(self, channels: int) -> None: ...
 
-    def convolve(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def convolve(self, x: Tensor) -> Tensor: ...
 
     def forward(self, x: Tensor) -> Tensor:
         image = self.image

@@ -53,6 +53,8 @@ class ReplayBench:
             import cpprb
         except ImportError:
             raise UserError("veldt bench replay needs cpprb; install it with: pip install 'veldt[bench]'.") from None
+        if min(self.pixels, self.vectors) < 8 * self.batch:
+            raise UserError(f"pixels and vectors must be at least eight batches, {8 * self.batch:,}.")
         needed = self.pixels * (2 * 4 * 84 * 84 + 3 * 8_000) + 2 * 10**9
         if needed > available_memory():
             free = format_bytes(available_memory())

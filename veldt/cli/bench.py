@@ -28,7 +28,11 @@ def run(argv: list[str]) -> int:
         raise UserError(f"There is no benchmark {name!r}.{hint}")
     kind = _load(BENCHES[name])
     example = f"{kind.__doc__}\n\n--json prints one JSON object on the last line.\n\nExample: veldt bench {name} --json"
-    report = parse(kind, flags, prog=f"veldt bench {name}", description=example).run()
+    bench = parse(kind, flags, prog=f"veldt bench {name}", description=example)
+    for setting, value in vars(bench).items():
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"{setting} must be greater than 0, not {value}.")
+    report = bench.run()
     machine = report["machine"]
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if machine["load"] > 1.0:
