@@ -129,3 +129,10 @@ def test_shapes_and_dtypes_have_buffers_of_their_own():
         del array
     assert buffers.empty((2, 2), np.uint8).shape == (2, 2)  # small ones are never kept
     assert buffers.nbytes == Buffers.SMALL * (1 + 1 + 4 + RECORD.itemsize)
+
+
+def test_shapes_that_are_no_longer_asked_for_are_forgotten():
+    buffers = Buffers()
+    for n in range(3 * Buffers.SHAPES):
+        buffers.empty((Buffers.SMALL + n,), np.uint8)
+    assert buffers.nbytes <= (Buffers.SHAPES + 1) * (Buffers.SMALL + n)
