@@ -585,9 +585,8 @@ MUTANTS = [
         "evicted-items-keep-their-mass",
         "The items of an evicted block can still be drawn.",
         "store.py",
-        "        self.selector.remove(slot * self.schema.starts + offsets)\n        self.items[slot] = False\n"
+        "        self.selector.remove(slot * self.schema.starts + offsets)\n        self.size -= len(offsets)",
         "        self.size -= len(offsets)",
-        "        self.items[slot] = False\n        self.size -= len(offsets)",
         (MACHINE,),
         ("ray-project/ray#54284",),
     ),

@@ -214,7 +214,7 @@ def test_errors_say_what_to_do():
 
 
 def test_a_run_picks_its_settings_says_them_and_can_be_watched(tmp_path, capsys):
-    small = {"store.capacity": "2_000", "store.min_size": 300, "actor.envs": 2, "eval.every": 0, "threads": 1}
+    small = {"store.capacity": "2_000", "store.min_size": 300, "envs_per_actor": 2, "eval.every": 0, "threads": 1}
     run = train("dqn", env="ALE/Breakout-v5", run=tmp_path / "r", steps=400, **small)
     said = capsys.readouterr().out
     for part in (

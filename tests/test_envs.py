@@ -550,7 +550,7 @@ def test_bad_observations_never_reach_the_store(tmp_path: Path, monkeypatch: pyt
 
 def test_a_bad_observation_at_the_start_of_an_episode_is_blanked_too_wherever_the_episode_begins(tmp_path: Path) -> None:
     """A checkpoint begins new episodes as well: it must not stop a run that goes on elsewhere."""
-    changes = {"steps": 900, "checkpoint.every": 30, "eval.every": 0, "actor.envs": 8}
+    changes = {"steps": 900, "checkpoint.every": 30, "eval.every": 0, "envs_per_actor": 8}
     run = tiny(tmp_path / "r", env=NoisyFromTheStart, **changes)
     assert run.metrics[-1]["env_steps"] >= 900
     assert run.metrics[-1]["bad_observations"] > 10

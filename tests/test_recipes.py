@@ -42,8 +42,8 @@ def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
     config = recipes.make("dqn", steps=5, **{"learner.lr": 1, "algorithm.hidden": [8, 9], "store.capacity": 700})
     assert (config.steps, config.learner.lr, config.algorithm.hidden, config.store.capacity) == (5, 1.0, (8, 9), "700")  # type: ignore[attr-defined]
     assert isinstance(config.learner.lr, float)
-    nested = recipes.override(config, {"learner": {"lr": 2.0, "batch": 3}, "actor": {"envs": 1}})
-    assert (nested.learner.lr, nested.learner.batch, nested.actor.envs) == (2.0, 3, 1)
+    nested = recipes.override(config, {"learner": {"lr": 2.0, "batch": 3}, "envs_per_actor": 1})
+    assert (nested.learner.lr, nested.learner.batch, nested.envs_per_actor) == (2.0, 3, 1)
     assert recipes.make("dqn").steps == 60_000, "the recipe itself is not changed"
 
 
@@ -84,7 +84,7 @@ def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
     [
         "steps",
         "threads",
-        "actor.envs",
+        "envs_per_actor",
         "actor.block",
         "learner.batch",
         "learner.target_every",
@@ -92,7 +92,8 @@ def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
         "learner.prefetch",
         "learner.trim_every",
         "learner.lr",
-        "store.samples_per_insert",
+        "actors",
+        "step_timeout",
         "eval.episodes",
         "checkpoint.keep",
         "log.every",
@@ -104,7 +105,9 @@ def test_numbers_that_must_be_positive(name: str, value: int) -> None:
         recipes.make("dqn", **{name: value}).check()
 
 
-@pytest.mark.parametrize("name", ["seed", "store.min_size", "store.slack", "eval.every", "checkpoint.every"])
+@pytest.mark.parametrize(
+    "name", ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every"]
+)
 def test_numbers_that_must_not_be_negative(name: str) -> None:
     recipes.make("dqn", **{name: 0}).check()
     with pytest.raises(UserError, match=f"{name} must not be negative"):
@@ -132,10 +135,10 @@ def test_an_unknown_recipe_gets_a_suggestion() -> None:
 
 def test_epsilon_falls_in_a_line() -> None:
     config = recipes.make("dqn", **{"actor.epsilon": 0.8, "actor.epsilon_end": 0.2, "actor.epsilon_steps": 100})
-    values = [config.explore(steps) for steps in (0, 50, 100, 1_000)]
+    values = [config.actor.decayed(steps) for steps in (0, 50, 100, 1_000)]
     np.testing.assert_allclose(values, [0.8, 0.5, 0.2, 0.2])
     at_once = recipes.make("dqn", **{"actor.epsilon_steps": 0, "actor.epsilon_end": 0.1})
-    assert at_once.explore(1) == pytest.approx(0.1)
+    assert at_once.actor.decayed(1) == pytest.approx(0.1)
 
 
 def test_selectors_by_name() -> None:

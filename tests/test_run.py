@@ -34,7 +34,7 @@ from veldt.run import Interrupted, Run, Session, as_plain, flat, load_config
 
 TINY: dict[str, Any] = {
     "steps": 1_500,
-    "actor.envs": 4,
+    "envs_per_actor": 4,
     "algorithm.hidden": (16,),
     "store.capacity": "400",  # the ring wraps
     "store.min_size": 100,

@@ -7,7 +7,8 @@ import os
 import sys
 
 from veldt import __version__
-from veldt.errors import Diverged, UserError, did_you_mean
+from veldt.errors import Diverged, ProcessFailed, UserError, did_you_mean
+from veldt.runtime import zygote
 
 COMMANDS = {
     "recipes": "list what can be trained",
@@ -46,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         if argv[0] not in COMMANDS:
             hint = did_you_mean(argv[0], COMMANDS) or f" There are: {', '.join(COMMANDS)}."
             raise UserError(f"There is no command {argv[0]!r}.{hint}")
+        if _wants_processes(argv):
+            zygote.start_early()  # it imports what we are about to import, at the same time
         code = importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:])
         return int(code or 0)
     except UserError as error:
@@ -54,11 +57,23 @@ def main(argv: list[str] | None = None) -> int:
     except Diverged as error:
         print(f"veldt: {error}", file=sys.stderr)
         return 1
+    except ProcessFailed as error:
+        print(f"{error.told}veldt: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
         return int(getattr(error, "code", 130))
     except BrokenPipeError:  # the reader of our output, such as head, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        zygote.discard()
+
+
+def _wants_processes(argv: list[str]) -> bool:
+    """A guess, from the words alone, whether the local runtime will be needed."""
+    if {"-h", "--help", "inline", "--runtime=inline"} & set(argv):
+        return False
+    return argv[0] == "train" and argv[1:2] == ["apex-dqn"]
 
 
 if __name__ == "__main__":

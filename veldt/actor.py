@@ -31,13 +31,14 @@ class Actor:
         seed: int,
         name: str = "actor/0",
         groups: tuple[int, ...] = (0,),  # names for the policy, unique among all who share it
+        incarnation: int = 0,
     ) -> None:
         self.policy, self.counters, self.seed, self.name = policy, counters, seed, name
         self.groups = {number: Group(envs(n)) for number in groups}
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
-        self.episodes = 0
-        self.bad_before = 0  # bad observations before the run was resumed
+        self._bad = 0  # observations not passed on that were counted
+        self._life = (incarnation,) if incarnation else ()
         self.reset(0)
 
     def step(self) -> bool:
@@ -53,7 +54,7 @@ class Actor:
         """Begins new episodes everywhere; the environments' seeds follow from the run's seed and `number`."""
         for index, group in self.groups.items():
             self.policy.reset(index)
-            group.begin(derive(self.seed, "env", self.name, index, number))
+            group.begin(derive(self.seed, "env", self.name, index, number, *self._life))
 
     def cut(self) -> bool:
         """Ends all running episodes as truncated and flushes them to the store; False: not yet, call again.
@@ -97,19 +98,17 @@ class Actor:
                 if group.clean[lane]:
                     self.returns.append(float(group.returns[lane]))
                     self.lengths.append(int(group.lengths[lane]))
-                    self.episodes += 1
+                    self.counters.add("episodes", 1)
             group.forget(record["last"])
-
-    @property
-    def bad(self) -> int:
-        """Observations that were not passed on."""
-        return self.bad_before + sum(group.envs.bad for group in self.groups.values())
 
     def metrics(self) -> dict[str, float]:
         """Returns are those of exploring episodes, the mean of the last 100."""
+        bad = sum(group.envs.bad for group in self.groups.values())
+        self.counters.add("bad_observations", bad - self._bad)
+        self._bad = bad
         metrics = {
-            "episodes": float(self.episodes),
-            "bad_observations": float(self.bad),
+            "episodes": float(self.counters.get("episodes")),
+            "bad_observations": float(self.counters.get("bad_observations")),
         }
         if self.returns:
             metrics["train_return"] = float(np.mean(self.returns))
@@ -117,10 +116,9 @@ class Actor:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        return {"episodes": self.episodes, "bad": self.bad, "returns": list(self.returns), "lengths": list(self.lengths)}
+        return {"returns": list(self.returns), "lengths": list(self.lengths)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.episodes, self.bad_before = int(state["episodes"]), int(state["bad"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
 
@@ -226,7 +224,9 @@ class Evaluator:
         found = evaluate(self.envs, self.policy, self.episodes, seed, self.max_length, lambda: self.counters.stopping)
         if found is not None:  # otherwise it is made again after the resume
             self.latest = found
-            self.next += self.every
+            # Where actors do not wait, they may be several evaluations ahead: those are left out.
+            steps = self.counters.get("env_steps")
+            self.next = max(self.next + self.every, steps // self.every * self.every)
             self.counters.add("evaluations", 1)
         return True
 

@@ -29,6 +29,16 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{LOCAL}:{key}"
 
 
+def local() -> dict[str, Callable[..., Any]]:
+    """The functions that only this process knows, by name."""
+    return dict(_local)
+
+
+def install(functions: dict[str, Callable[..., Any]]) -> None:
+    """Makes known those of the process that this one descends from."""
+    _local.update(functions)
+
+
 def find(name: str) -> Callable[..., Any] | None:
     """The callable that `module:attribute` names; None if the module has no such attribute."""
     module, _, attribute = name.rpartition(":")

@@ -144,6 +144,8 @@ class Checkpoints:
                 else:
                     lost = store.drop_blocks(file["first"], file["stop"])
                     log.error("%s is damaged: %d items of %s are lost", file["file"], lost, name)
+            for first, stop in _gaps(checkpoint.manifest["blocks"][name], store.oldest, store.next):
+                store.drop_blocks(first, stop)
         self._saved = checkpoint.manifest["blocks"]
 
     def _save_blocks(self, nodes: Nodes) -> dict[str, list[dict[str, Any]]]:
@@ -156,6 +158,8 @@ class Checkpoints:
             most = max(1, CHUNK // store.schema.nbytes)
             for start in range(since, store.next, most):
                 first, stop, arrays = store.blocks(start, most)
+                if first >= stop:  # gone before they could be copied
+                    continue
                 file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
                 aside = self.blocks / f".aside-{file['file']}"
                 file |= _write(aside, arrays)
@@ -263,6 +267,17 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The blocks of oldest ... stop - 1 that no file has: they went while the checkpoint was written."""
+    at = oldest
+    for file in files:
+        if file["first"] > at:
+            yield at, min(stop, file["first"])
+        at = max(at, file["stop"])
+    if at < stop:
+        yield at, stop
 
 
 def _write(path: Path, arrays: Tree) -> dict[str, Any]:

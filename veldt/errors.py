@@ -14,6 +14,14 @@ class Diverged(Exception):
     """The loss was not finite many times in a row. The CLI prints this and exits with code 1."""
 
 
+class ProcessFailed(RuntimeError):
+    """A process of the run failed in a way that starting it again does not mend. `told` is its own traceback."""
+
+    def __init__(self, message: str, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean a, b?' or nothing."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)

@@ -81,6 +81,7 @@ class Learner:
         self._bad_in_a_row = 0
         self._latest: dict[str, torch.Tensor] = {}
         self._fetched: deque[Sample] = deque()
+        counters.put("learner_steps", 0)
         self._publish()
 
     def step(self) -> bool:
@@ -94,7 +95,8 @@ class Learner:
             self.store.update(sample.keys, loss.priorities.cpu().numpy())
         elif buffers is not None:
             self._buffers.copy_(buffers)
-        self.steps = self.counters.add("learner_steps", 1)
+        self.steps += 1
+        self.counters.add("learner_steps", 1)
         if self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
         if self.steps % self.config.publish_every == 0:
@@ -189,6 +191,7 @@ class Learner:
             self.optimizers[name].load_state(_under(f"optimizer/{name}/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
+        self.counters.put("learner_steps", self.steps)
         self._publish()
 
 

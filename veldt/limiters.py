@@ -38,13 +38,16 @@ class SamplesPerInsert:
     ratio: float
     min_size: int
     tolerance: float
+    inserts_wait: bool = True  # False: only samples do, and the error may grow
 
     @classmethod
-    def for_run(cls, ratio: float, min_size: int, burst: int, batch: int) -> SamplesPerInsert:
+    def for_run(cls, ratio: float, min_size: int, burst: int, batch: int, inserts_wait: bool = True) -> SamplesPerInsert:
         """The tightest tolerance for inserts that come `burst` items at a time and samples of `batch`."""
-        return cls(ratio, min_size, tolerance=2 * ratio * burst + batch)
+        return cls(ratio, min_size, tolerance=2 * ratio * burst + batch, inserts_wait=inserts_wait)
 
     def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool:
+        if not self.inserts_wait:
+            return True
         if size < max(1, self.min_size):
             return True
         return self.ratio * (inserted + items - self.min_size) - sampled <= self.tolerance

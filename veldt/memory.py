@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +27,15 @@ LEAF_BYTES = 11  # a leaf of the sum tree, its part of the nodes above (8 / 7 of
 TREE_BYTES = 1024  # a sum tree rounds every level up to a cache line
 NETWORK_COPIES = 15  # weights, target, gradient, moments, published, at the policies; and what layers need to work
 LIBRARIES = 20_000_000  # bytes that libraries take when first used
+BLOCK_BYTES = 32  # a block's name and commit word
+PROCESS = 45_000_000  # bytes that a process has for itself, beside what it shares with the one it was forked from
+ZYGOTE = 250_000_000  # bytes of that one
+STREAM = 16 << 20  # bytes of blocks that may be on their way from one actor
 
 
 def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
     """The slots and bytes for a capacity in steps (`100_000`) or in bytes (`2GB`)."""
-    block = schema.nbytes + LEAF_BYTES * schema.starts
+    block = schema.nbytes + LEAF_BYTES * schema.starts + BLOCK_BYTES
     amount, unit = parse_capacity(capacity)
     if unit:
         slots = int((amount - TREE_BYTES) // block)
@@ -54,9 +60,28 @@ def plan_rest(schema: Schema, sampled: int, parameters: int) -> int:
     return 2 * sampled * window + 4 * NETWORK_COPIES * parameters + LIBRARIES
 
 
-def used_memory() -> int:
-    """Bytes of this process that are in memory."""
-    return int(psutil.Process().memory_info().rss)
+def used_memory(others: Iterable[int] = (), shared: Iterable[int] = ()) -> int:
+    """Bytes in memory of this process, of others by pid, and of memory shared by descriptor; what is shared counts once."""
+    others, shared = list(others), list(shared)
+    if not others:
+        return int(psutil.Process().memory_info().rss)
+    return sum(map(_own_memory, (os.getpid(), *others))) + sum(512 * os.fstat(fd).st_blocks for fd in shared)
+
+
+def _own_memory(pid: int) -> int:
+    """A process's part of the memory it shares with others, and all of its own; without what is shared by descriptor."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has ended
+        return 0
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines()[1:]}
+    return 1024 * (kilobytes.get("Pss", 0) - kilobytes.get("Pss_Shmem", 0))
+
+
+def plan_processes(schema: Schema, actors: int, evaluator: bool) -> int:
+    """About how many bytes it takes to run the nodes in processes of their own."""
+    stream = min(STREAM, 64 * (schema.nbytes + 9 * schema.starts + 1024))
+    return ZYGOTE + (actors + evaluator + 1) * PROCESS + actors * stream
 
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -89,8 +114,13 @@ def available_memory() -> int:
     return available
 
 
-def check_memory(size: Size, available: int) -> None:
-    """Refuses a store that cannot fit, before anything is allocated."""
+def check_memory(size: Size, available: int, rest: int = 0) -> None:
+    """Refuses a store that cannot fit, before anything is allocated. `available` is what is left beside `rest`."""
+    if available < 0:
+        raise UserError(
+            f"The run needs about {format_bytes(rest)} beside its store, but {format_bytes(available + rest)} of memory is "
+            "free; use fewer --actors, or --runtime inline."
+        )
     if size.nbytes > 0.9 * available:
         half = format_bytes(0.5 * available).replace(" ", "")
         raise UserError(

@@ -23,7 +23,7 @@ class Params(Protocol):
 
 
 class LatestParams:
-    """Keeps the newest weights; `pull(have)` is None when there is nothing newer."""
+    """Keeps the newest weights; `pull(have)` is None when those are what one has."""
 
     def __init__(self) -> None:
         self.weights: Weights | None = None
@@ -34,7 +34,8 @@ class LatestParams:
         self.weights = Weights(weights.version, vector)
 
     def pull(self, have: int) -> Weights | None:
-        if self.weights is None or self.weights.version <= have:
+        # Not "newer than": a learner that was killed goes on from its last checkpoint, with an older version.
+        if self.weights is None or self.weights.version == have:
             return None
         return self.weights
 

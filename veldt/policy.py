@@ -37,7 +37,7 @@ class LocalPolicy:
         env: EnvSpec,
         params: Params,
         counters: Counters,
-        explore: Explore | float,  # a number: always that much, as in an evaluation
+        explore: Explore | Array | float,  # always that much, if it is a number (an evaluation's), or one an environment
         seed: int,
         refresh: int = 1,  # steps between two looks for newer weights
         device: str = "cpu",
@@ -105,7 +105,7 @@ class LocalPolicy:
         return state
 
     def metrics(self) -> dict[str, float]:
-        return {"epsilon": self.epsilon} if callable(self.explore) else {}
+        return {} if isinstance(self.explore, float | int) else {"epsilon": self.epsilon}
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Incarnation:
@@ -24,6 +26,13 @@ class Incarnation:
 
 
 INCARNATION: Any = Incarnation()
+
+
+class Memory:
+    """Stands, in the arguments of a node, for memory that outlives the node's process (`veldt.slots.BlockMemory`)."""
+
+
+MEMORY: Any = Memory()
 
 
 class Ref(NamedTuple):
@@ -40,7 +49,7 @@ class Node:
     kwargs: dict[str, Any]
     on: str | None = None  # the node whose process this one shares
     gpus: float = 0
-    restart: bool = True  # a worker that dies is started again
+    threads: int = 1  # for tensor operations in its process
 
 
 @dataclass
@@ -59,7 +68,7 @@ class Program:
         *args: Any,
         on: Any = None,  # the Ref of the node whose process to share
         gpus: float = 0,
-        restart: bool = True,
+        threads: int = 1,
         **kwargs: Any,
     ) -> Any:
         """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
@@ -67,30 +76,33 @@ class Program:
         assert name not in self.nodes, f"two nodes are named {name}"
         place = None if on is None else on.name
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
-        for ref in _refs((args, kwargs)):
+        for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, restart)
+        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, threads)
         return Ref(name)
 
 
-def _refs(value: Any) -> list[Ref]:
-    if isinstance(value, Ref):
+def walk(value: Any, kind: type[T]) -> list[T]:
+    """All of this type among arguments, wherever they lie."""
+    if isinstance(value, kind):
         return [value]
     if isinstance(value, list | tuple):
-        return [ref for part in value for ref in _refs(part)]
+        return [found for part in value for found in walk(part, kind)]
     if isinstance(value, dict):
-        return _refs(list(value.values()))
+        return walk(list(value.values()), kind)
     return []
 
 
-def resolve(value: Any, nodes: dict[str, Any], incarnation: int = 0) -> Any:
+def resolve(value: Any, nodes: dict[str, Any], incarnation: int = 0, memory: Any = None) -> Any:
     """The value with every Ref replaced by what `nodes` has under its name."""
     if isinstance(value, Ref):
         return nodes[value.name]
-    if value is INCARNATION:
+    if isinstance(value, Incarnation):
         return incarnation
+    if isinstance(value, Memory):
+        return memory
     if type(value) in (list, tuple):
-        return type(value)(resolve(part, nodes, incarnation) for part in value)
+        return type(value)(resolve(part, nodes, incarnation, memory) for part in value)
     if type(value) is dict:
-        return {key: resolve(part, nodes, incarnation) for key, part in value.items()}
+        return {key: resolve(part, nodes, incarnation, memory) for key, part in value.items()}
     return value

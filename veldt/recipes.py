@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import tyro
 
 from veldt.algorithms.dqn import DQN
@@ -21,27 +22,90 @@ from veldt.block import Schema
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.learner import LearnerConfig
-from veldt.limiters import SamplesPerInsert
+from veldt.limiters import Limiter, MinSize, SamplesPerInsert
 from veldt.memory import Size, plan_size
+from veldt.policy import Explore
 from veldt.seeds import derive
 from veldt.selectors import Prioritized, Uniform
+from veldt.slots import BlockMemory, PrivateMemory
 from veldt.step import EnvSpec
 from veldt.store import Replay
 from veldt.tree import Array
 
+ACTORS_PER_CORE = 16
+
+
+def check_probability(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UserError(f"{name} is a probability, from 0 to 1, not {value}.")
+
+
+def at_least(prefix: str, config: Any, least: dict[str, int]) -> None:
+    """Raises a UserError for fields that are smaller than that, or not finite."""
+    for name, limit in least.items():
+        value = getattr(config, name)
+        if not limit <= value < math.inf:
+            words = "must not be negative, but it is" if limit == 0 else "must be greater than 0, not"
+            raise UserError(f"{prefix}.{name} {words} {value}.")
+
 
 @dataclass(frozen=True)
 class ActorConfig:
-    envs: int = 8
-    """Environments stepped together."""
+    """One epsilon for all environments, which falls linearly."""
+
     block: int = 8
     """Fresh steps in a block: how many an environment collects before the store sees them."""
+    refresh: int = 1
+    """Steps of an actor between two looks for newer weights."""
     epsilon: float = 1.0
     """Part of the actions that is random at the start."""
     epsilon_end: float = 0.05
     """The same at the end of the decay."""
     epsilon_steps: int = 10_000
     """Env steps over which epsilon falls linearly."""
+
+    def explore(self, first: int, n: int, total: int) -> Explore | Array:
+        """How environments first ... first + n - 1 of all in the run explore."""
+        return self.decayed
+
+    def decayed(self, env_steps: int) -> float:
+        """Epsilon after so many env steps of the run."""
+        part = min(1.0, env_steps / max(1, self.epsilon_steps))
+        return self.epsilon + part * (self.epsilon_end - self.epsilon)
+
+    def check(self) -> None:
+        at_least("actor", self, {"block": 1, "refresh": 1, "epsilon_steps": 0})
+        for name in ("epsilon", "epsilon_end"):
+            check_probability(f"actor.{name}", getattr(self, name))
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} to {self.epsilon_end:g} in {self.epsilon_steps:,} steps"
+
+
+@dataclass(frozen=True)
+class LadderConfig:
+    """Every environment has an epsilon of its own (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N."""
+
+    block: int = 16
+    """Fresh steps in a block: how many an environment collects before the store sees them."""
+    refresh: int = 8
+    """Steps of an actor between two looks for newer weights."""
+    epsilon: float = 0.4
+    """Part of random actions of the environment that explores most."""
+    alpha: float = 7.0
+    """How steeply epsilon falls from one environment to the next."""
+
+    def explore(self, first: int, n: int, total: int) -> Explore | Array:
+        """How environments first ... first + n - 1 of all in the run explore. One alone is in the middle of the ladder."""
+        rung = np.arange(first, first + n) / (total - 1) if total > 1 else np.full(n, 0.5)
+        return self.epsilon ** (1 + self.alpha * rung)
+
+    def check(self) -> None:
+        at_least("actor", self, {"block": 1, "refresh": 1, "alpha": 0})
+        check_probability("actor.epsilon", self.epsilon)
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} to {self.epsilon ** (1 + self.alpha):.2g}, each environment its own"
 
 
 @dataclass(frozen=True)
@@ -59,7 +123,9 @@ class StoreConfig:
     min_size: int = 1_000
     """Items before learning starts."""
     samples_per_insert: float = 32.0
-    """How often an item is drawn on average: updates per env step = samples_per_insert / batch."""
+    """How often an item is drawn on average: updates per env step = samples_per_insert / batch; 0: as often as it comes."""
+    actors_wait: bool = True
+    """Actors wait when the learner falls behind that rate; otherwise only the learner does, and items may be drawn less."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +160,8 @@ class LogConfig:
 class Config:
     recipe: tyro.conf.Suppress[str] = "dqn"
     """The recipe that this config began as."""
+    topology: tyro.conf.Suppress[str] = "single"
+    """How the nodes are joined."""
     env: str = "CartPole-v1"
     """A Gymnasium id, or module:callable."""
     protocol: str = ""
@@ -102,14 +170,20 @@ class Config:
     """Env steps in all: actions applied, over all environments."""
     seed: int = 0
     """Everything random follows from it."""
-    runtime: Literal["inline"] = "inline"
-    """Where the nodes run."""
+    actors: int = 1
+    """Processes that act."""
+    envs_per_actor: int = 8
+    """Environments that one of them steps together."""
+    runtime: Literal["inline", "local"] = "inline"
+    """Where the nodes run: inline is one thread (exact resume, debugging), local is supervised processes."""
+    step_timeout: float = 30.0
+    """Local: seconds that one step of an environment or update may take before its process is replaced."""
     device: str = "cpu"
     """Where the learner's tensors live: cpu or cuda."""
     threads: int = 1
     """Threads for tensor operations."""
     algorithm: Any = field(default_factory=DQN)  # an Algorithm; Any, so that the flags are those of the one it holds
-    actor: ActorConfig = field(default_factory=ActorConfig)
+    actor: Any = field(default_factory=ActorConfig)  # or a LadderConfig
     store: StoreConfig = field(default_factory=StoreConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -126,15 +200,15 @@ class Config:
         positive = {
             "steps": self.steps,
             "threads": self.threads,
-            "actor.envs": self.actor.envs,
-            "actor.block": self.actor.block,
+            "actors": self.actors,
+            "envs_per_actor": self.envs_per_actor,
+            "step_timeout": self.step_timeout,
             "learner.batch": self.learner.batch,
             "learner.target_every": self.learner.target_every,
             "learner.publish_every": self.learner.publish_every,
             "learner.prefetch": self.learner.prefetch,
             "learner.trim_every": self.learner.trim_every,
             "learner.lr": self.learner.lr,
-            "store.samples_per_insert": self.store.samples_per_insert,
             "eval.episodes": self.eval.episodes,
             "eval.max_length": self.eval.max_length,
             "checkpoint.keep": self.checkpoint.keep,
@@ -146,26 +220,28 @@ class Config:
         not_negative = {
             "seed": self.seed,
             "store.min_size": self.store.min_size,
+            "store.samples_per_insert": self.store.samples_per_insert,
             "store.slack": self.store.slack,
             "store.alpha": self.store.alpha,
             "store.beta": self.store.beta,
             "learner.clip_norm": self.learner.clip_norm,
             "learner.momentum": self.learner.momentum,
-            "actor.epsilon_steps": self.actor.epsilon_steps,
             "eval.every": self.eval.every,
             "checkpoint.every": self.checkpoint.every,
         }
         for name, value in not_negative.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} must not be negative, but it is {value}.")
-        probabilities = {
-            "actor.epsilon": self.actor.epsilon,
-            "actor.epsilon_end": self.actor.epsilon_end,
-            "eval.epsilon": self.eval.epsilon,
-        }
-        for name, value in probabilities.items():
-            if not 0 <= value <= 1:
-                raise UserError(f"{name} is a probability, from 0 to 1, not {value}.")
+        self.actor.check()
+        check_probability("eval.epsilon", self.eval.epsilon)
+        if self.topology == "single" and self.actors > 1:
+            raise UserError(f"{self.recipe} has one actor, not {self.actors}; several are what apex-dqn is for.")
+        cores = len(os.sched_getaffinity(0))
+        if self.runtime == "local" and self.actors > ACTORS_PER_CORE * cores:
+            raise UserError(
+                f"{self.actors} actors are too many for {cores} cores: at most {ACTORS_PER_CORE * cores}; give each "
+                "of them more environments with --envs-per-actor."
+            )
 
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}
@@ -181,24 +257,20 @@ class Config:
             )
         return size
 
-    def make_store(self, schema: Schema) -> Replay:
+    def make_store(self, schema: Schema, memory: BlockMemory | None = None) -> Replay:
         size, store = self.store_size(schema), self.store
         leaves = size.slots * schema.starts
-        selector = Prioritized(leaves, store.alpha, store.beta) if store.selector == "prioritized" else Uniform(leaves)
-        limiter = SamplesPerInsert.for_run(
-            store.samples_per_insert,
-            store.min_size,
-            burst=self.actor.envs * schema.starts,
-            batch=self.learner.batch * self.learner.prefetch,
-        )
+        memory = memory or PrivateMemory()
+        if store.selector == "prioritized":
+            selector = Prioritized(leaves, store.alpha, store.beta, memory)
+        else:
+            selector = Uniform(leaves, memory)
+        limiter: Limiter = MinSize(store.min_size)
+        if store.samples_per_insert:
+            burst, batch = self.envs_per_actor * schema.starts, self.learner.batch * self.learner.prefetch
+            limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
         seed = derive(self.seed, "store")
-        return Replay(schema, selector, limiter, size.capacity, size.slots, store.slack, seed)
-
-    def explore(self, env_steps: int) -> float | Array:
-        """Epsilon after so many env steps of the run."""
-        actor = self.actor
-        part = min(1.0, env_steps / max(1, actor.epsilon_steps))
-        return actor.epsilon + part * (actor.epsilon_end - actor.epsilon)
+        return Replay(schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory)
 
 
 def dqn(env: str) -> Config:
@@ -211,7 +283,7 @@ def dqn(env: str) -> Config:
             steps=50_000_000,
             threads=min(8, len(os.sched_getaffinity(0))),
             algorithm=DQN(gamma=0.99, history=4, clip_reward=1.0),
-            actor=ActorConfig(envs=8, block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
+            actor=ActorConfig(block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
             store=StoreConfig(capacity="1_000_000", min_size=50_000, samples_per_insert=8.0),
             learner=LearnerConfig(
                 batch=32,
@@ -233,7 +305,7 @@ def dqn(env: str) -> Config:
             env=env,
             steps=500_000,
             algorithm=DQN(n=3, double=True, dueling=True),
-            actor=ActorConfig(envs=8, block=16, epsilon_end=0.02, epsilon_steps=50_000),
+            actor=ActorConfig(block=16, epsilon_end=0.02, epsilon_steps=50_000),
             store=StoreConfig(capacity="100_000", selector="prioritized", min_size=5_000, samples_per_insert=16.0),
             learner=LearnerConfig(batch=32, lr=5e-4, anneal=True, target_every=500, prefetch=4),
             eval=EvalConfig(every=25_000, episodes=20, max_length=10_000),
@@ -247,7 +319,71 @@ def dqn(env: str) -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[str], Config]] = {"dqn": dqn}
+def apex_dqn(env: str) -> Config:
+    """Ape-X DQN (Horgan et al. 2018): many actors, one prioritized store, one learner. Atari: the paper's numbers."""
+    if is_atari(env):
+        return Config(
+            recipe="apex-dqn",
+            topology="apex",
+            env=env,
+            protocol="apex",
+            steps=50_000_000,
+            actors=max(1, len(os.sched_getaffinity(0)) - 1),
+            runtime="local",
+            algorithm=DQN(n=3, double=True, dueling=True, huber=False, history=4, clip_reward=1.0),
+            actor=LadderConfig(block=64, refresh=100),  # 400 frames
+            store=StoreConfig(
+                capacity="2_000_000",
+                slack=0.05,
+                selector="prioritized",
+                min_size=50_000,
+                samples_per_insert=8.0,  # the paper's free-running learner draws an item 1.3 times, with 360 actors
+                actors_wait=False,
+            ),
+            learner=LearnerConfig(
+                batch=512,
+                optimizer="rmsprop",
+                lr=6.25e-5,
+                eps=1.5e-7,
+                decay=0.95,
+                clip_norm=40.0,
+                target_every=2_500,
+                publish_every=10,
+                prefetch=2,
+            ),
+            eval=EvalConfig(every=250_000, episodes=10, epsilon=0.001),
+            checkpoint=CheckpointConfig(every=1_000_000),
+        )
+    image = env.startswith("MinAtar/")
+    return Config(
+        recipe="apex-dqn",
+        topology="apex",
+        env=env,
+        steps=2_000_000 if image else 120_000,
+        actors=2,
+        runtime="local",
+        algorithm=DQN(n=3 if image else 5, double=True, dueling=image),
+        actor=LadderConfig(),
+        store=StoreConfig(
+            capacity="100_000" if image else "48_000",
+            slack=0.05,
+            selector="prioritized",
+            min_size=5_000 if image else 1_000,
+            samples_per_insert=4.0,
+        ),
+        learner=LearnerConfig(
+            lr=5e-4 if image else 1e-3,
+            anneal=True,
+            target_every=500 if image else 100,
+            publish_every=10,
+            prefetch=4,
+        ),
+        eval=EvalConfig(every=100_000 if image else 10_000, episodes=20, max_length=10_000),
+        checkpoint=CheckpointConfig(every=200_000 if image else 40_000),
+    )
+
+
+RECIPES: dict[str, Callable[[str], Config]] = {"dqn": dqn, "apex-dqn": apex_dqn}
 
 
 def make(recipe: str, env: str = "CartPole-v1", **overrides: Any) -> Config:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -32,20 +33,34 @@ from veldt.envs import EnvLike
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.log import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
-from veldt.memory import Size, available_memory, check_memory, format_bytes, plan_rest, used_memory
+from veldt.memory import Size, available_memory, check_memory, format_bytes, plan_processes, plan_rest, used_memory
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import Program
 from veldt.recipes import Config
-from veldt.runtime import Inline, Nodes, Runtime
+from veldt.runtime import Inline, Nodes, Runtime, zygote
+from veldt.runtime.local import Local
 from veldt.seeds import derive
 from veldt.step import EnvSpec
+from veldt.topologies.apex import apex
 from veldt.topologies.single import single
 
 log = logging.getLogger("veldt")
 
-RUNTIMES: dict[str, Callable[[], Runtime]] = {"inline": Inline}
-MAY_CHANGE = {"steps", "log.every", "log.wandb", "checkpoint.keep", "threads", "device", "eval.episodes"}  # on resume
+TOPOLOGIES: dict[str, Callable[[Program, Config, EnvSpec], None]] = {"single": single, "apex": apex}
+EVALUATION_S = 0.1  # between two lines for the sake of an evaluation
+MEMORY_S = 2.0  # between two looks at the memory of all processes
+LIVES = 10_000  # that a process may have between two resumes
+MAY_CHANGE = {  # on resume
+    "steps",
+    "log.every",
+    "log.wandb",
+    "checkpoint.keep",
+    "threads",
+    "device",
+    "eval.episodes",
+    "step_timeout",
+}
 
 
 class Run:
@@ -187,6 +202,8 @@ class Session:
         self.number = 0  # of the last checkpoint
         self.evaluations = 0
         self.rates_from = {"env_steps": 0, "learner_steps": 0}
+        self._saving: threading.Thread | None = None
+        self._memory_at, self._memory_used = -math.inf, 0
 
     def run(self) -> Run:
         config = self.config
@@ -199,10 +216,12 @@ class Session:
         net = config.algorithm.network(env)
         parameters = sum(p.numel() for p in net.parameters())
         rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
-        check_memory(size, available_memory() - rest)
+        if config.runtime == "local":
+            rest += plan_processes(config.schema(env), config.actors, config.eval.every > 0)
+        check_memory(size, available_memory() - rest, rest)
         self.memory = used_memory() + size.nbytes + rest
         program = Program()
-        single(program, config, env)
+        TOPOLOGIES[config.topology](program, config, env)
         torch.set_num_threads(config.threads)
         self._claim()
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
@@ -215,7 +234,7 @@ class Session:
             self.metrics = Metrics(self._sinks())
             try:
                 with self._signals():
-                    RUNTIMES[config.runtime]().run(program, self.until)
+                    self._runtime().run(program, self.until)
             except Exception:
                 log.info("stopped by an error", exc_info=True)  # in the log file; whoever called us shows it
                 raise
@@ -227,6 +246,13 @@ class Session:
             raise Interrupted(self.interrupted, self.path)
         return Run(self.path)
 
+    def _runtime(self) -> Runtime:
+        if self.config.runtime == "inline":
+            zygote.discard()
+            return Inline()
+        lives = LIVES * self.checkpoint.number if self.checkpoint is not None else 0
+        return Local(self.path, self.config.step_timeout, lives)
+
     def until(self, nodes: Nodes) -> bool:
         """Asked between two rounds: checkpoints and logs where they are due; True when the run is over."""
         if self.nodes is None:
@@ -236,18 +262,24 @@ class Session:
         done = steps >= self.config.steps
         if done or self.interrupted:
             if steps > self.saved_at:
+                nodes.cut()
                 self._log(nodes)
-                if not self._save(nodes, scheduled=done):
+                if not self._finish_saving() or not self._save(nodes, scheduled=done):
                     raise UserError(
                         f"The last checkpoint could not be written (see {self.path / 'log.txt'}); make room, and go on "
                         f"from the one before with: veldt resume {self.path}"
                     )
             return True
-        due = time.monotonic() - self.last_line >= self.config.log.every
-        if due or nodes.count("evaluations") != self.evaluations:
+        since = time.monotonic() - self.last_line
+        # An evaluation is told at once, or as soon as it has come from its process.
+        evaluated = nodes.count("evaluations") != self.evaluations and (not nodes.live or since > EVALUATION_S)
+        if since >= self.config.log.every or evaluated:
             self._log(nodes)
-        if steps >= self.next_checkpoint:
-            self._save(nodes, scheduled=True)
+        if steps >= self.next_checkpoint and not (self._saving is not None and self._saving.is_alive()):
+            if nodes.live:
+                self._save_beside(nodes)
+            else:
+                self._save(nodes, scheduled=True)
         return False
 
     def _restore(self, nodes: Nodes) -> None:
@@ -269,13 +301,38 @@ class Session:
         every = self.config.checkpoint.every
         self.next_checkpoint = (steps // every + 1) * every if every else float("inf")
 
+    def _save_beside(self, nodes: Nodes) -> None:
+        """A checkpoint while all goes on: the state is asked for, and written by a thread of ours."""
+        self._finish_saving()
+        began = time.monotonic()
+        self.number += 1
+        number, when, snapshot = self.number, self._when(nodes), nodes.snapshot()
+        self._schedule(when["env_steps"])
+        taken = time.monotonic() - began
+
+        def write() -> None:
+            if self.checkpoints.save(number, snapshot, {**when, "scheduled": True}):
+                self.saved_at = when["env_steps"]
+                seconds = time.monotonic() - began
+                log.info("checkpoint %d at %d env steps, %.3f s (state: %.3f s)", number, self.saved_at, seconds, taken)
+
+        self._saving = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._saving.start()
+
+    def _finish_saving(self) -> bool:
+        """Waits for a checkpoint that is being written."""
+        while self._saving is not None and self._saving.is_alive():
+            self._saving.join(1.0)
+        self._saving = None
+        return True
+
     def _save(self, nodes: Nodes, scheduled: bool) -> bool:
         """A checkpoint is also a cut: see `Exact resume` in docs/decisions.md."""
         began = time.monotonic()
         nodes.cut()
         self.number += 1
         when = self._when(nodes)
-        saved = self.checkpoints.save(self.number, nodes, {**when, "scheduled": scheduled})
+        saved = self.checkpoints.save(self.number, nodes.snapshot(), {**when, "scheduled": scheduled})
         nodes.reset(self.number)
         self._schedule(when["env_steps"])
         if saved:
@@ -293,7 +350,7 @@ class Session:
 
     def _log(self, nodes: Nodes) -> None:
         now = time.monotonic()
-        line = self._when(nodes) | nodes.metrics() | {"memory_bytes": used_memory(), "memory_planned": self.memory}
+        line = self._when(nodes) | nodes.metrics() | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
         for name, before in self.rates_from.items():
             line[f"{name}_per_s"] = (line[name] - before) / max(1e-9, now - self.rates_at)
         if line.get("store_inserted"):
@@ -304,8 +361,14 @@ class Session:
             self.rates_from = {name: line[name] for name in self.rates_from}
             self.rates_at = now
         self.last_line = now
-        self.evaluations = nodes.count("evaluations")
+        if not nodes.live or "eval_return" in line:
+            self.evaluations = nodes.count("evaluations")
         self.metrics.write(line)
+
+    def _memory(self, nodes: Nodes) -> int:
+        if time.monotonic() - self._memory_at >= MEMORY_S:
+            self._memory_at, self._memory_used = time.monotonic(), used_memory(*nodes.memory())
+        return self._memory_used
 
     def _claim(self) -> None:
         """Makes the directory, or finds that it belongs to this config."""
@@ -353,22 +416,29 @@ class Session:
         each = format_bytes(size.nbytes / size.slots / config.schema(env).starts)
         say(
             f"store: {size.capacity:,} items of {each}, {format_bytes(size.nbytes)} when full ({config.store.selector}); "
-            f"{config.store.samples_per_insert / config.learner.batch:g} updates of {config.learner.batch} an env step"
+            f"{self._rate()}"
         )
-        actor, learner = config.actor, config.learner
+        learner = config.learner
+        actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
         say(
-            f"acting: {actor.envs} environments, epsilon {actor.epsilon:g} to {actor.epsilon_end:g} in "
-            f"{actor.epsilon_steps:,} steps; learning: {learner.optimizer}, rate {learner.lr:g}"
+            f"acting: {actors} environments, {config.actor}; learning: {learner.optimizer}, rate {learner.lr:g}"
             f"{' to 0' if learner.anneal else ''}, target every {learner.target_every:,} updates"
         )
         say(f"memory: about {format_bytes(self.memory)} in all when the store is full")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
-        if 0 < config.checkpoint.every < config.actor.envs * config.actor.block:
+        if config.runtime == "inline" and 0 < config.checkpoint.every < config.envs_per_actor * config.actor.block:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(size.nbytes))
         if self.checkpoint is not None:
             manifest = self.checkpoint.manifest
             say(f"resuming from checkpoint {self.checkpoint.number} at {manifest['env_steps']:,} env steps")
+
+    def _rate(self) -> str:
+        store, batch = self.config.store, self.config.learner.batch
+        if not store.samples_per_insert:
+            return f"updates of {batch} as fast as they come"
+        most = "" if store.actors_wait else "at most "
+        return f"{most}{store.samples_per_insert / batch:g} updates of {batch} an env step"
 
     def _conclude(self) -> None:
         if self.interrupted:

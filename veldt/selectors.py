@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numba
 import numpy as np
 
+from veldt.slots import BlockMemory, PrivateMemory
 from veldt.sumtree import SumTree
 from veldt.tree import Array
 
@@ -34,6 +35,7 @@ class Selector(Protocol):
     def weights(self, draw: Draw, size: int) -> Array: ...
     def save(self) -> Array: ...
     def load(self, mass: Array, order: Array) -> None: ...
+    def adopt(self, items: Array, order: Array) -> None: ...
     def check_valid(self, items: Array) -> None: ...
 
 
@@ -47,9 +49,9 @@ class Prioritized:
     once = False
     prioritized = True
 
-    def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4) -> None:
+    def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4, memory: BlockMemory | None = None) -> None:
         self.alpha, self.beta = alpha, beta
-        self.tree = SumTree(leaves)
+        self.tree = SumTree(leaves, memory or PrivateMemory())
         self.largest = 1.0  # mass, that is p^alpha
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
@@ -84,6 +86,11 @@ class Prioritized:
         self.tree.rebuild(mass[:-1])
         self.largest = float(mass[-1])
 
+    def adopt(self, items: Array, order: Array) -> None:
+        """Goes on with the masses that an earlier life left in the memory; only those of `items` are there to stay."""
+        self.tree.rebuild(np.where(items, self.tree[:], 0.0))
+        self.largest = max(1.0, float(self.tree[:].max()))
+
     def check_valid(self, items: Array) -> None:
         self.tree.check_valid()
         assert ((self.tree[:] > 0) == items).all()
@@ -94,8 +101,8 @@ class Uniform(Prioritized):
 
     prioritized = False
 
-    def __init__(self, leaves: int) -> None:
-        super().__init__(leaves, alpha=0.0, beta=0.0)
+    def __init__(self, leaves: int, memory: BlockMemory | None = None) -> None:
+        super().__init__(leaves, alpha=0.0, beta=0.0, memory=memory)
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
         if priorities is not None:
@@ -147,6 +154,9 @@ class Fifo:
     def load(self, mass: Array, order: Array) -> None:
         """`order` lists all leaves, oldest first."""
         self.queue = deque(order[mass[order] > 0].tolist())
+
+    def adopt(self, items: Array, order: Array) -> None:
+        self.load(items, order)
 
     def check_valid(self, items: Array) -> None:
         assert sorted(self.queue) == np.flatnonzero(items).tolist()

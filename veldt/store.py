@@ -1,8 +1,8 @@
 """Store: blocks, a selector that draws their items, a limiter that sets the rate, and a capacity.
 
-Blocks lie in a ring of slots, oldest first. Block number `serial` is in slot serial % slots; its s-th window start is leaf
-slot * S + s of the selector, and the key serial * S + s of whoever sampled it: a key whose block is gone is stale, and
-is ignored and counted.
+Blocks lie in a ring of slots (`veldt.slots`), oldest first. The s-th window start of the block in a slot is leaf
+slot * S + s of the selector, and the key serial * S + s of whoever sampled it: a key whose block is gone is stale, and is
+ignored and counted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from veldt.block import Block, Schema
 from veldt.errors import UserError
 from veldt.limiters import Limiter
 from veldt.selectors import Selector, check_priorities
+from veldt.slots import BlockMemory, PrivateMemory, Slots
 from veldt.step import is_observation
 from veldt.tree import PACKED, Array, Tree
 from veldt.windows import Buffers, copy_windows, earlier_rows, locate
@@ -48,7 +49,8 @@ COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "
 
 
 class Replay:
-    """The store that lies in this process's memory."""
+    """The store of this process. Its blocks, priorities and counts lie in memory that may outlive the process: then it goes
+    on where an earlier one was killed."""
 
     def __init__(
         self,
@@ -59,14 +61,16 @@ class Replay:
         slots: int,
         slack: float = 0.0,  # inserts may exceed the capacity by this part until trim()
         seed: int = 0,
+        memory: BlockMemory | None = None,  # the one that the selector was made with
     ) -> None:
+        memory = memory or PrivateMemory()
         self.schema, self.selector, self.limiter = schema, selector, limiter
         self.capacity, self.slots = capacity, slots
         self.hard_capacity = int(capacity * (1 + slack))
         self.rng = np.random.default_rng(seed)
-        self.rows = schema.layout.zeros(slots * schema.rows)
-        self.starts = schema.start_layout.zeros(slots * schema.starts)
-        self.items = np.zeros((slots, schema.starts), np.bool_)
+        self.memory = Slots(schema, slots, memory)
+        self.rows, self.starts, self.items = self.memory.rows, self.memory.starts, self.memory.items
+        self._kept = memory.zeros(len(COUNTS), np.int64)  # a copy of the counts
         self.oldest = 0  # serial of the oldest block
         self.next = 0  # serial of the next block
         self.size = 0  # items
@@ -79,6 +83,25 @@ class Replay:
         self._buffers = Buffers()
         self._blanks = schema.window.slices and schema.window.before > 0
         self._packed = [name for name in schema.layout.spec if is_observation(name) and name not in schema.layout.large]
+        if memory.found:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        """Goes on from what an earlier life left in the memory. Its index is rebuilt from the slots; its counts may lack
+        the one insert or sample in which it was killed."""
+        for name, count in zip(COUNTS, self._kept.tolist(), strict=True):
+            setattr(self, name, count)
+        serials = self.memory.serials
+        self.items[self.memory.commit == 0] = False
+        if len(serials):
+            self.oldest, self.next = int(serials[0]), int(serials[-1]) + 1
+        else:
+            self.oldest = self.next
+        self.size = int(self.items.sum())
+        self.evicted = self.inserted - self.size - (self.sampled if self.selector.once else 0)
+        for actor, incarnation, sequence in self.memory.ids[serials % self.slots].tolist():
+            self.latest[actor] = max(self.latest.get(actor, (-1, -1)), (incarnation, sequence))
+        self.selector.adopt(self.items.reshape(-1), self._order())
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         """Takes a block; False: not now. Priorities are one for each window start; None reads as the largest so far."""
@@ -99,12 +122,25 @@ class Replay:
             self._evict()
         slot = self.next % self.slots
         self.selector.insert(slot * self.schema.starts + offsets, priorities)
-        self._write(slot, block.rows, block.starts, block.items)
+        self.memory.write(self.next, block)
         self.latest[actor] = (block.id.incarnation, block.id.sequence)
         self.next += 1
         self.size += items
         self.inserted += items
+        self._keep()
         return True
+
+    def _keep(self) -> None:
+        self._kept[:] = (
+            self.oldest,
+            self.next,
+            self.size,
+            self.inserted,
+            self.sampled,
+            self.stale,
+            self.evicted,
+            self.duplicates,
+        )
 
     def sample(self, n: int) -> Sample | None:
         """n items and their windows; None: not now. The arrays are copies, never views of the store.
@@ -124,6 +160,7 @@ class Replay:
         self.sampled += n
         if self.selector.once:
             self._consume(draw.leaves)
+        self._keep()
         return Sample(
             keys=keys,
             rows=rows,
@@ -173,8 +210,8 @@ class Replay:
     def _evict(self) -> None:
         slot = self.oldest % self.slots
         offsets = np.flatnonzero(self.items[slot])
+        self.memory.erase(self.oldest)
         self.selector.remove(slot * self.schema.starts + offsets)
-        self.items[slot] = False
         self.size -= len(offsets)
         self.evicted += len(offsets)
         self.oldest += 1
@@ -184,16 +221,8 @@ class Replay:
         self.items.reshape(-1)[leaves] = False
         self.size -= len(leaves)
         while self.oldest < self.next and not self.items[self.oldest % self.slots].any():
+            self.memory.erase(self.oldest)
             self.oldest += 1
-
-    def _write(self, slot: int, rows: Tree, starts: Tree, items: Array) -> None:
-        at = slot * self.schema.rows
-        for name, array in rows.items():
-            self.rows[name][at : at + self.schema.rows] = array
-        at = slot * self.schema.starts
-        for name, array in starts.items():
-            self.starts[name][at : at + self.schema.starts] = array
-        self.items[slot] = items
 
     @property
     def nbytes(self) -> int:
@@ -230,44 +259,27 @@ class Replay:
             setattr(self, name, int(state["counts"][name]))
         self.items[:] = state["items"]
         serials = np.arange(self.oldest, self.next)
-        starts = np.arange(self.schema.starts)
-        order = ((serials % self.slots)[:, None] * self.schema.starts + starts).ravel()
-        self.selector.load(state["mass"], order)
+        self.memory.commit[:] = 0
+        self.memory.commit[serials % self.slots] = serials + 1
+        self.selector.load(state["mass"], self._order())
         self.latest = {int(actor): (number[0], number[1]) for actor, number in state["latest"].items()}
         self.rng.bit_generator.state = state["rng"]
+        self._keep()
+
+    def _order(self) -> Array:
+        """All leaves of blocks, oldest first."""
+        slots = np.arange(self.oldest, self.next) % self.slots
+        return (slots[:, None] * self.schema.starts + np.arange(self.schema.starts)).ravel()
 
     def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
         """At most so many blocks from serial `since` on: first serial, the one after the last, and copies of their rows."""
         first = max(since, self.oldest)
         stop = min(self.next, first + most)
-        slots = np.arange(first, stop) % self.slots
-        out = {}
-        for kind, arrays, size in (
-            ("rows", self.rows, self.schema.rows),
-            ("starts", self.starts, self.schema.starts),
-        ):
-            for name, array in arrays.items():
-                blocks = array.reshape(self.slots, size, *array.shape[1:])[slots]
-                if name == PACKED:  # a record is saved as its bytes
-                    blocks = blocks.view(np.uint8).reshape(len(slots), size, array.dtype.itemsize)
-                out[f"{kind}/{name}"] = blocks
-        return first, stop, out
+        return first, stop, self.memory.read(first, stop)[1]
 
     def load_blocks(self, first: int, blocks: Tree) -> None:
         """Puts back blocks that `blocks` returned, those of them that are still wanted."""
-        count = len(next(iter(blocks.values())))
-        serials = np.arange(first, first + count)
-        wanted = (serials >= self.oldest) & (serials < self.next)
-        slots = serials[wanted] % self.slots
-        for kind, arrays, size in (
-            ("rows", self.rows, self.schema.rows),
-            ("starts", self.starts, self.schema.starts),
-        ):
-            for name, array in arrays.items():
-                saved = blocks[f"{kind}/{name}"][wanted]
-                if name == PACKED:
-                    saved = np.ascontiguousarray(saved).view(array.dtype).reshape(len(slots), size)
-                array.reshape(self.slots, size, *array.shape[1:])[slots] = saved
+        self.memory.put_back(first, blocks, self.oldest, self.next)
 
     def drop_blocks(self, first: int, stop: int) -> int:
         """Forgets the items of blocks first ... stop - 1, whose rows could not be read back; how many there were."""

@@ -11,6 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from veldt.slots import BlockMemory, PrivateMemory
 from veldt.tree import Array
 
 FAN = 8
@@ -22,14 +23,14 @@ class SumTree:
     The parent of node i of a level is node i // 8 of the next; the last level is a single group of eight.
     """
 
-    def __init__(self, leaves: int) -> None:
+    def __init__(self, leaves: int, memory: BlockMemory | None = None) -> None:
         assert leaves >= 1, leaves
         self.leaves = leaves
         sizes = [_groups(leaves)]
         while sizes[-1] > 1:
             sizes.append(_groups(sizes[-1]))
         self.levels = FAN * np.concatenate([[0], np.cumsum(sizes)])
-        room = np.zeros(self.levels[-1] + FAN, np.float64)
+        room = (memory or PrivateMemory()).zeros(int(self.levels[-1]) + FAN, np.float64)
         aligned = -room.ctypes.data // room.itemsize % FAN
         self.nodes = room[aligned : aligned + self.levels[-1]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,9 +62,13 @@ class Layout:
         return self.record.itemsize + sum(c.nbytes for c in self.large.values())
 
     def zeros(self, *leading: int) -> Tree:
-        storage = {name: np.zeros((*leading, *c.shape), c.dtype) for name, c in self.large.items()}
+        return self.make(np.zeros, *leading)
+
+    def make(self, zeros: Callable[..., Array], *leading: int) -> Tree:
+        """A storage of arrays that `zeros(shape, dtype)` gives."""
+        storage = {name: zeros((*leading, *c.shape), c.dtype) for name, c in self.large.items()}
         if self.record.names:
-            storage[PACKED] = np.zeros(leading, self.record)
+            storage[PACKED] = zeros(leading, self.record)
         return storage
 
     def columns(self, storage: Tree) -> Tree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from veldt.program import Program
@@ -12,8 +12,28 @@ class Stuck(RuntimeError):
     """No node can do any work: the program would wait for ever."""
 
 
+def busy_parts(seconds: dict[str, float], elapsed: float) -> dict[str, float]:
+    """`busy/kind`: the part of the time that each kind of worker took."""
+    out: dict[str, float] = {}
+    for name, taken in seconds.items():
+        kind = f"busy/{name.partition('/')[0]}"
+        out[kind] = out.get(kind, 0.0) + taken / max(1e-9, elapsed)
+    return out
+
+
+def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    """What several nodes tell, as one: what has the same name is averaged."""
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, x in part.items():
+            values.setdefault(name, []).append(x)
+    return {name: sum(x) / len(x) for name, x in values.items()}
+
+
 class Nodes(Protocol):
     """A running program, as the one who started it sees it."""
+
+    live: bool  # its state is taken while it runs; otherwise it stands still whenever `until` is asked
 
     def count(self, name: str) -> int: ...  # a counter of the run, such as env_steps
     def metrics(self) -> dict[str, float]: ...
@@ -23,6 +43,8 @@ class Nodes(Protocol):
     def load_state(self, state: dict[str, dict[str, Any]]) -> None: ...
     def stop(self) -> None: ...  # the run is about to end: long steps are cut short; safe in a signal handler
     def stores(self) -> dict[str, Any]: ...  # the nodes that hold blocks
+    def snapshot(self) -> Any: ...  # `state` and `stores` of one moment, good while all goes on
+    def memory(self) -> tuple[list[int], list[int]]: ...  # the other processes, and the descriptors of shared memory
 
 
 class Runtime(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from veldt.counters import Counters
 from veldt.program import Program, resolve
-from veldt.runtime.base import Nodes, Stuck
+from veldt.runtime.base import Nodes, Stuck, busy_parts, merge
 
 
 class Inline:
@@ -27,6 +27,8 @@ class Inline:
 
 
 class InlineNodes:
+    live = False
+
     def __init__(self, objects: dict[str, Any]) -> None:
         self.objects = objects
         self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
@@ -59,12 +61,10 @@ class InlineNodes:
 
     def metrics(self) -> dict[str, float]:
         """What the nodes tell, and `busy/...`: the part of the time since the last call that each kind of worker took."""
-        out = {key: x for thing in self._with("metrics").values() for key, x in thing.metrics().items()}
+        out = merge(thing.metrics() for thing in self._with("metrics").values())
         elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
-        for name, seconds in self.busy.items():
-            kind = f"busy/{name.partition('/')[0]}"
-            out[kind] = out.get(kind, 0.0) + seconds / max(1e-9, elapsed)
-            self.busy[name] = 0.0
+        out |= busy_parts(self.busy, elapsed)
+        self.busy = dict.fromkeys(self.busy, 0.0)
         return out
 
     def stop(self) -> None:
@@ -91,6 +91,12 @@ class InlineNodes:
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         for name, thing in self._with("load_state").items():
             thing.load_state(state[name])
+
+    def snapshot(self) -> InlineNodes:
+        return self
+
+    def memory(self) -> tuple[list[int], list[int]]:
+        return [], []
 
     def stores(self) -> dict[str, Any]:
         return self._with("load_blocks")

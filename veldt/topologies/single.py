@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from veldt.actor import Actor, Evaluator
 from veldt.counters import Counters
 from veldt.learner import Learner
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
-from veldt.program import INCARNATION, Program
+from veldt.program import INCARNATION, MEMORY, Program
 from veldt.recipes import Config
 from veldt.recorder import Recorder
 from veldt.seeds import derive
@@ -21,7 +23,7 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
     counters = program.add("counters", Counters)
     params = program.add("params", LatestParams)
-    store = program.add("store", config.make_store, schema)
+    store = program.add("store", config.make_store, schema, MEMORY)
     # The learner comes before the policies: the first weights are its own.
     learner = program.add(
         "learner",
@@ -35,16 +37,23 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
         config.steps,
         derive(seed, "learner"),
         config.device,
+        on=store,
+        threads=config.threads,
     )
-    policy = program.add(
-        "policy/0", LocalPolicy, algorithm, env, params, counters, config.explore, derive(seed, "policy", 0), on=learner
-    )
+    explore = config.actor.explore(0, config.envs_per_actor, config.envs_per_actor)
+    policy_seed = derive(seed, "policy", 0)
+    policy = program.add("policy/0", LocalPolicy, algorithm, env, params, counters, explore, policy_seed, on=learner)
     recorder = program.add(
         "recorder/0", Recorder, policy, store, algorithm, schema, actor=0, incarnation=INCARNATION, on=learner
     )
-    program.add("actor/0", Actor, config.envs, config.actor.envs, recorder, counters, seed, on=learner)
+    program.add("actor/0", Actor, config.envs, config.envs_per_actor, recorder, counters, seed, on=learner)
     if config.eval.every:
-        epsilon, policy_seed = config.eval.epsilon, derive(seed, "greedy")
-        greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
-        every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
-        program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, seed, on=greedy)
+        add_evaluator(program, config, env, params, counters)
+
+
+def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any) -> None:
+    """Greedy episodes of the newest weights, beside all the rest."""
+    algorithm, epsilon, policy_seed = config.algorithm, config.eval.epsilon, derive(config.seed, "greedy")
+    greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
+    every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
+    program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, config.seed, on=greedy)

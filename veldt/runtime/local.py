@@ -1,0 +1,595 @@
+"""Local: the nodes in supervised processes of one host, joined by shared memory.
+
+    supervisor (who called us)
+      zygote                      has imported everything, forks the others
+        learner                   store, learner          \\
+        actor/0 ... actor/n       policy, recorder, actor   > each with a row on the board, and streams between them
+        evaluator                 policy, evaluator       /
+
+Only the supervisor handles signals and decides. A process that dies is started again with a new incarnation: the streams,
+the weights and the store's blocks are the supervisor's, so they are all still there. Nothing has a name on disk or in
+/dev/shm, and the kernel ends every process whose parent is gone, so nothing is left behind, whatever is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from veldt import callables
+from veldt.block import Schema
+from veldt.errors import Diverged, ProcessFailed, UserError
+from veldt.program import Memory, Node, Program, Ref, walk
+from veldt.runtime import zygote
+from veldt.runtime.base import Nodes, Stuck, merge
+from veldt.runtime.board import (
+    BUILDING,
+    DOING,
+    ORDERS,
+    SERVING,
+    SINCE,
+    WAITING,
+    Board,
+    SharedCounters,
+    read_state,
+    write_state,
+)
+from veldt.runtime.process import MESSAGE, Plan
+from veldt.runtime.remote import PORTS, seam
+from veldt.runtime.shm import Arena, make_memory
+from veldt.slots import Slots
+from veldt.tree import Tree
+
+log = logging.getLogger("veldt")
+
+TICK_S = 0.02  # between two looks of the supervisor
+WATCH_S = 0.25
+STOP_S = 2.0  # that processes get to close what they have open
+ANSWER_S = 20.0  # for an answer of a process, such as its state
+BACK_OFF_S = (0.1, 10.0)  # the wait before a process that failed at once is started again: first and longest
+IN_A_ROW = 5  # failures without any work between them before the run stops
+HEALTHY = 200  # env steps, updates or evaluations after which a failure counts as the first one
+
+
+@dataclass(frozen=True)
+class Local:
+    """`directory` gets processes.json. `step_timeout` is how long one step of a worker may take, in seconds."""
+
+    directory: Path | None = None
+    step_timeout: float = 30.0
+    first_incarnation: int = 0  # above all that an earlier stretch of this run had
+
+    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
+        supervisor = Supervisor(make_plan(program), self)
+        try:
+            supervisor.start()
+            nodes = LocalNodes(supervisor)
+            while not until(nodes):
+                supervisor.board.hold = nodes.holding
+                supervisor.tick()
+        finally:
+            supervisor.stop()
+
+
+def make_plan(program: Program) -> Plan:
+    """Which nodes share a process, and which processes must be able to reach which nodes."""
+    nodes = program.nodes
+    seams = {name: seam(_kind(node)) for name, node in nodes.items()}
+    shared = {name: x for name, x in seams.items() if x in ("params", "counters")}
+    groups: dict[str, list[str]] = {}
+    for name in nodes:
+        if name not in shared:
+            groups.setdefault(_root(nodes, name), []).append(name)
+    processes = {_name(nodes, group): group for group in groups.values()}
+    channels = []
+    for process, group in processes.items():
+        for name in group:
+            for ref in walk((nodes[name].args, nodes[name].kwargs), Ref):
+                if ref.name in group or ref.name in shared:
+                    continue
+                if seams[ref.name] not in PORTS:
+                    raise UserError(
+                        f"{name} needs {ref.name}, which can be used in one process only: add it with on={ref.name}."
+                    )
+                channel = (process, ref.name, seams[ref.name])
+                if channel not in channels:
+                    channels.append(channel)
+    threads = {process: max(nodes[name].threads for name in group) for process, group in processes.items()}
+    return Plan(nodes, processes, shared, channels, threads, callables.local())
+
+
+def _kind(node: Node) -> type:
+    """The class of the object that a node will be."""
+    if isinstance(node.build, type):
+        return node.build
+    try:
+        found = get_type_hints(node.build).get("return", object)
+    except (NameError, TypeError):
+        found = object
+    return found if isinstance(found, type) else object
+
+
+def _root(nodes: dict[str, Node], name: str) -> str:
+    while (on := nodes[name].on) is not None:
+        name = on
+    return name
+
+
+def _name(nodes: dict[str, Node], group: list[str]) -> str:
+    """A process is called after its first worker."""
+    return next((name for name in group if hasattr(_kind(nodes[name]), "step")), group[0])
+
+
+@dataclass
+class Child:
+    """A process as the supervisor knows it."""
+
+    name: str
+    row: memoryview
+    incarnation: int
+    socket: socket.socket | None = None
+    pid: int = 0
+    ready: bool = False
+    restarts: int = 0
+    failures: int = 0  # in a row
+    work: int = 0  # its counts when it was started
+    due: float = 0.0  # when it is to be started again
+    error: dict[str, Any] | None = None  # the last it told
+    killed: str = ""  # why we killed it
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Supervisor:
+    def __init__(self, plan: Plan, options: Local) -> None:
+        self.plan, self.options = plan, options
+        self.descriptors: dict[str, int] = {}
+        self.children: dict[str, Child] = {}
+        self.board: Any = None
+        self.recover: dict[str, dict[str, Any]] = {}  # the state of nodes that a killed process goes on from
+        self.answers: dict[int, tuple[Any, int | None]] = {}
+        self.asked = 0
+        self.restarts: list[float] = []  # how long each took, in seconds
+        self._zygote: zygote.Zygote | None = None
+        self._watched = self._moved_at = time.monotonic()
+        self._moved = -1
+
+    def start(self) -> None:
+        """All processes, up to the point where their workers could begin."""
+        plan = self.plan
+        names = ["plan", "board", "stacks", *(name for name, x in plan.shared.items() if x == "params")]
+        for name, node in plan.nodes.items():
+            if walk((node.args, node.kwargs), Memory):
+                names.append(f"arena {name}")
+        for process, node_name, kind in plan.channels:
+            names += [f"{process}>{node_name}"] + ([f"{process}<{node_name}"] if kind == "policy" else [])
+        for name in names:
+            self.descriptors[name] = make_memory(f"veldt {name}")
+        self.board = Board(self.descriptors["board"], 1 + len(plan.processes))
+        self.board.hold = True
+        self.counters = SharedCounters(self.board, 0)
+        plan.save(self.descriptors["plan"])
+        for name in plan.processes:
+            self.children[name] = Child(name, self.board.row(plan.row(name)), self.options.first_incarnation)
+        self._begin()
+        self.wait(lambda: all(child.ready for child in self.children.values()), zygote.START_S, "start")
+
+    def _begin(self) -> None:
+        """A zygote, and all processes from it."""
+        self._zygote = zygote.take()
+        self._zygote.wait_ready()
+        self._zygote.share(self.descriptors)
+        for child in self.children.values():
+            self._fork(child)
+
+    def _fork(self, child: Child) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        child.socket, child.ready, child.error, child.killed, child.pid, child.due = ours, False, None, "", 0, 0.0
+        child.work = self._work(child)
+        child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
+        order = {"incarnation": child.incarnation, "orders": child.row[ORDERS]}
+        fds = [theirs.fileno()]
+        state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}
+        if state and child.restarts:
+            fds.append(write_state(state))
+        assert self._zygote is not None
+        self._zygote.fork(child.name, order, fds)
+        theirs.close()
+        for fd in fds[1:]:
+            os.close(fd)
+
+    def tick(self, seconds: float = TICK_S) -> None:
+        """Waits a moment for something to happen, and sees to what did."""
+        assert self._zygote is not None
+        sockets = {child.socket: child for child in self.children.values() if child.socket is not None}
+        readable, _, _ = select.select([self._zygote.socket, *sockets], [], [], seconds)
+        for connection in readable:
+            if connection in sockets:
+                self._hear(sockets[connection])
+        try:
+            for event in self._zygote.events():
+                self._see(event)
+        except zygote.ZygoteDied as error:
+            self._replace_zygote(error)
+        now = time.monotonic()
+        for child in self.children.values():
+            if child.due and now >= child.due:
+                self._fork(child)
+        if now - self._watched > WATCH_S:
+            self._watched = now
+            self._watch()
+
+    def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
+        """Goes on supervising until the condition holds; False: it did not in this time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                log.warning("%s: no answer after %.0f s", what, seconds)
+                return False
+            self.tick(0.005)
+        return True
+
+    # What processes tell.
+
+    def _hear(self, child: Child) -> None:
+        while child.socket is not None:
+            try:
+                data, fds, _, _ = socket.recv_fds(child.socket, MESSAGE, 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                child.socket.close()
+                child.socket = None
+                return
+            message = json.loads(data)
+            if "metrics" in message:
+                child.metrics |= message["metrics"]
+            elif "log" in message:
+                log.log(message["log"], "%s", message["text"])
+            elif "answer" in message:
+                self.answers[message["answer"]] = message.get("result"), fds[0] if fds else None
+            elif "error" in message:
+                child.error = message
+            elif "ready" in message:
+                child.ready = True
+                self._write_processes()
+
+    def _see(self, event: dict[str, Any]) -> None:
+        """What the zygote tells: a process was forked, or has ended."""
+        if "forked" in event:
+            self.children[event["forked"]].pid = event["pid"]
+            self._write_processes()
+        elif "exited" in event:
+            for child in self.children.values():
+                if child.pid == event["exited"]:
+                    self._hear(child)  # its last words
+                    self._bury(child, event["status"])
+
+    def _bury(self, child: Child, status: int) -> None:
+        child.pid = 0
+        if child.socket is not None:
+            child.socket.close()
+            child.socket = None
+        error = child.error
+        if error is not None:
+            self._judge(child, error)
+        worked = self._work(child) - child.work >= HEALTHY
+        child.failures = 1 if worked else child.failures + 1
+        why = child.killed or (f"{error['type']}: {error['text']}" if error else _status(status))
+        if child.failures >= IN_A_ROW:
+            told = error["traceback"] if error else ""
+            raise ProcessFailed(f"{child.name} failed {IN_A_ROW} times in a row without any work between: {why}", told)
+        wait = 0.0 if child.failures == 1 else min(BACK_OFF_S[1], BACK_OFF_S[0] * 2 ** (child.failures - 2))
+        log.warning("%s ended (%s); started again%s", child.name, why, f" in {wait:.1f} s" if wait else "")
+        if error is not None:
+            log.info("%s: %s", child.name, error["traceback"])
+        child.restarts += 1
+        child.incarnation += 1
+        child.due = time.monotonic() + wait
+        self._write_processes()
+
+    def _judge(self, child: Child, error: dict[str, Any]) -> None:
+        """An error that starting again cannot mend ends the run."""
+        if error["error"] == "user":
+            raise UserError(error["text"])
+        if error["error"] == "diverged":
+            raise Diverged(error["text"])
+        if self._serves(child.name):
+            raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
+
+    def _serves(self, process: str) -> bool:
+        """Others rely on what this process holds: an error in it is ours, and would come again."""
+        nodes = self.plan.processes[process]
+        held = any(f"arena {node}" in self.descriptors for node in nodes)
+        return held or any(node in nodes for _, node, _ in self.plan.channels)
+
+    def _work(self, child: Child) -> int:
+        return int(self.board.counts[self.plan.row(child.name)].sum())
+
+    def _replace_zygote(self, error: Exception) -> None:
+        """Every process went with it, and comes back from a new one."""
+        log.error("%s; all processes are started again", error)
+        assert self._zygote is not None
+        self._zygote.close()
+        for child in self.children.values():
+            if child.socket is not None:
+                child.socket.close()
+            child.failures += 1
+            child.restarts += 1
+            child.incarnation += 1
+            if child.failures >= IN_A_ROW:
+                raise ProcessFailed(f"the processes ended {IN_A_ROW} times without any work between: {error}", "")
+        self._begin()
+
+    # What the supervisor looks at.
+
+    def _watch(self) -> None:
+        """No silent hang: who does not move is named, with its stack, and replaced."""
+        now = time.monotonic_ns()
+        for child in self.children.values():
+            if child.pid == 0 or child.killed:
+                continue
+            age = (now - child.row[SINCE]) / 1e9
+            doing = child.row[DOING]
+            limit = zygote.START_S if doing == BUILDING else self.options.step_timeout
+            if age > limit:
+                where = self._where(child, doing)
+                log.error(
+                    "%s has not moved for %.1f s, %s; it is killed. Its stack:\n%s",
+                    child.name,
+                    age,
+                    where,
+                    self._stack(child),
+                )
+                child.killed = f"it had not moved for {age:.1f} s, {where}"
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
+        moved = int(self.board.counts.sum()) + sum(child.restarts for child in self.children.values())
+        if moved != self._moved or self.board.hold:
+            self._moved, self._moved_at = moved, time.monotonic()
+        elif time.monotonic() - self._moved_at > max(60.0, 2 * self.options.step_timeout):
+            what = "; ".join(f"{child.name} {self._where(child, child.row[DOING])}" for child in self.children.values())
+            raise Stuck(f"No process has done any work for a minute ({what}); look at the store's limiter and capacity.")
+
+    def _where(self, child: Child, doing: int) -> str:
+        if doing == WAITING:
+            return "waiting for work"
+        if doing == BUILDING:
+            return "building its nodes"
+        return "serving others" if doing == SERVING else f"in a step of {self.plan.processes[child.name][doing]}"
+
+    def _stack(self, child: Child) -> str:
+        stacks = self.descriptors["stacks"]
+        before = os.fstat(stacks).st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            text = os.pread(stacks, 1 << 16, before)
+            if text.count(b"\n\n") or text.endswith(b"\n"):
+                return text.decode(errors="replace")
+            time.sleep(0.01)
+        return "(none: it does not answer signals; is it stopped?)"
+
+    # What the supervisor asks for.
+
+    def ask(self, name: str, what: str, node: str = "", args: tuple[Any, ...] = (), state: Any = None) -> int | None:
+        """The number under which the answer will come; None: the process is not there at the moment."""
+        child = self.children[name]
+        if child.socket is None or not child.ready:
+            return None
+        self.asked += 1
+        fds = [] if state is None else [write_state(state)]
+        data = json.dumps({"number": self.asked, "do": what, "node": node, "args": args}).encode()
+        try:
+            socket.send_fds(child.socket, [data], fds)
+        except OSError:
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        child.row[ORDERS] += 1
+        self.board.bell(self.plan.row(name)).ring()
+        return self.asked
+
+    def ask_all(self, what: str, states: dict[str, Any] | None = None) -> dict[str, tuple[Any, int | None]]:
+        """The answers of all processes that gave one in time; those of `states`, by process, or all."""
+        numbers: dict[str, int] = {}
+        for name in self.children if states is None else states:
+            number = self.ask(name, what, state=None if states is None else states[name])
+            if number is not None:
+                numbers[name] = number
+        gone = {name: self.children[name].incarnation for name in numbers}
+
+        def answered() -> bool:
+            alive = (n for name, n in numbers.items() if self.children[name].incarnation == gone[name])
+            return all(n in self.answers for n in alive)
+
+        self.wait(answered, ANSWER_S, what)
+        return {name: self.answers.pop(n) for name, n in numbers.items() if n in self.answers}
+
+    @property
+    def zygote_pid(self) -> int:
+        return self._zygote.pid if self._zygote is not None else 0
+
+    def _write_processes(self) -> None:
+        if self.options.directory is None:
+            return
+        table = {
+            child.name: {"pid": child.pid, "restarts": child.restarts, "nodes": self.plan.processes[child.name]}
+            for child in self.children.values()
+        }
+        aside = self.options.directory / ".aside-processes.json"
+        with contextlib.suppress(OSError):
+            whole = {"supervisor": {"pid": os.getpid()}, "zygote": {"pid": self.zygote_pid}, **table}
+            aside.write_text(json.dumps(whole, indent=1) + "\n")
+            os.replace(aside, self.options.directory / "processes.json")
+
+    def stop(self) -> None:
+        """Ends all processes and gives everything back."""
+        if self.board is not None:
+            self.board.quit = True
+            for row in range(1, self.board.rows):
+                self.board.bell(row).ring()
+        if self._zygote is not None:
+            deadline = time.monotonic() + STOP_S
+            with contextlib.suppress(zygote.ZygoteDied, OSError, ValueError):
+                while any(child.pid for child in self.children.values()) and time.monotonic() < deadline:
+                    select.select([self._zygote.socket], [], [], 0.01)
+                    gone = {event["exited"] for event in self._zygote.events() if "exited" in event}
+                    for child in self.children.values():
+                        child.pid = 0 if child.pid in gone else child.pid
+            self._zygote.close()
+            self._zygote = None
+        for child in self.children.values():
+            if child.socket is not None:
+                child.socket.close()
+        for fd in self.descriptors.values():
+            os.close(fd)
+        self.descriptors = {}
+        if self.options.directory is not None:
+            (self.options.directory / "processes.json").unlink(missing_ok=True)
+
+
+def _status(status: int) -> str:
+    if status >= 0:
+        return f"exit code {status}"
+    name = signal.Signals(-status).name
+    return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+
+
+class LocalNodes:
+    """See `runtime.base.Nodes`."""
+
+    live = True
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.holding = False
+        self._loaded: dict[str, dict[str, Any]] = {}
+
+    def count(self, name: str) -> int:
+        return self.supervisor.counters.get(name)
+
+    def metrics(self) -> dict[str, float]:
+        children = self.supervisor.children.values()
+        out = merge(child.metrics for child in children)
+        for child in children:
+            child.metrics = {}
+        return out | {"restarts": float(sum(child.restarts for child in children))}
+
+    def memory(self) -> tuple[list[int], list[int]]:
+        supervisor = self.supervisor
+        pids = [supervisor.zygote_pid, *(child.pid for child in supervisor.children.values())]
+        return [pid for pid in pids if pid], list(supervisor.descriptors.values())
+
+    def cut(self) -> None:
+        """Workers stand still; nothing is cut short."""
+        self.holding = self.supervisor.board.hold = True
+
+    def reset(self, number: int) -> None:
+        self.holding = False
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        out: dict[str, dict[str, Any]] = {}
+        for _, fd in self.supervisor.ask_all("state").values():
+            if fd is not None:
+                out |= read_state(fd)
+        for name, kind in self.supervisor.plan.shared.items():
+            if kind == "counters":
+                out[name] = self.supervisor.counters.state()
+        self._keep(out)
+        return out
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        supervisor = self.supervisor
+        for name, kind in supervisor.plan.shared.items():
+            if kind == "counters" and name in state:
+                supervisor.counters.load_state(state[name])
+        parts = {
+            process: {node: state[node] for node in nodes if node in state}
+            for process, nodes in supervisor.plan.processes.items()
+        }
+        answers = supervisor.ask_all("load", parts)
+        if len(answers) < len(parts):
+            missing = ", ".join(sorted(parts.keys() - answers.keys()))
+            raise ProcessFailed(f"{missing} did not take its state from the checkpoint", "")
+        self._loaded = state
+        self._keep(state)
+
+    def _keep(self, state: dict[str, dict[str, Any]]) -> None:
+        """What a killed learner goes on from. Actors begin anew, and stores have their memory."""
+        supervisor = self.supervisor
+        for process, nodes in supervisor.plan.processes.items():
+            if supervisor._serves(process):
+                kept = {n: state[n] for n in nodes if n in state and f"arena {n}" not in supervisor.descriptors}
+                supervisor.recover |= kept
+
+    def snapshot(self) -> Snapshot:
+        state = self.state()
+        return Snapshot(state, self._stores(state))
+
+    def stores(self) -> dict[str, Any]:
+        return self._stores(self._loaded)
+
+    def _stores(self, state: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        names = [name.removeprefix("arena ") for name in self.supervisor.descriptors if name.startswith("arena ")]
+        return {name: MappedStore(self.supervisor, name, state[name]) for name in names if name in state}
+
+    def stop(self) -> None:
+        self.supervisor.board.stopping = True
+
+
+class MappedStore:
+    """The blocks of a store that runs in another process, read and written where they lie. `state` is what that store told,
+    or was told, of itself."""
+
+    def __init__(self, supervisor: Supervisor, name: str, state: dict[str, Any]) -> None:
+        self._supervisor, self._name = supervisor, name
+        node = supervisor.plan.nodes[name]
+        (self.schema,) = walk((node.args, node.kwargs), Schema)
+        self._slots = Slots(self.schema, len(state["items"]), Arena(supervisor.descriptors[f"arena {name}"]))
+        self.oldest, self.next = int(state["counts"]["oldest"]), int(state["counts"]["next"])
+
+    def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:
+        """As a store's own, but what went while it was copied is left out."""
+        first = max(since, self.oldest)
+        stop = min(self.next, first + most)
+        first, arrays = self._slots.read(first, stop)
+        return first, stop, arrays
+
+    def load_blocks(self, first: int, blocks: Tree) -> None:
+        self._slots.put_back(first, blocks, self.oldest, self.next)
+
+    def drop_blocks(self, first: int, stop: int) -> int:
+        supervisor = self._supervisor
+        number = supervisor.ask(supervisor.plan.home(self._name), "drop_blocks", self._name, (first, stop))
+        if number is None or not supervisor.wait(lambda: number in supervisor.answers, ANSWER_S, "drop_blocks"):
+            raise ProcessFailed(f"{self._name} does not answer", "")
+        return int(supervisor.answers.pop(number)[0])
+
+
+@dataclass
+class Snapshot:
+    """The state of all nodes at one moment; the blocks are read from the stores' memory while these go on."""
+
+    nodes: dict[str, dict[str, Any]]
+    mapped: dict[str, Any]
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return self.nodes
+
+    def stores(self) -> dict[str, Any]:
+        return self.mapped

@@ -1,0 +1,291 @@
+"""One process of a program: builds its nodes, steps its workers, serves its services, obeys the supervisor.
+
+The plan of the program comes pickled, through memory that the supervisor made and handed down, from the user's own process
+to its own children. Nothing that a socket or a file brings is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from veldt import callables
+from veldt.envs import EnvError
+from veldt.errors import Diverged, UserError
+from veldt.program import Node, resolve
+from veldt.runtime.base import busy_parts
+from veldt.runtime.board import (
+    BUILDING,
+    DOING,
+    ORDERS,
+    SERVING,
+    SINCE,
+    WAITING,
+    Board,
+    SharedCounters,
+    read_state,
+    write_state,
+)
+from veldt.runtime.remote import PORTS, Channel, RemoteParams, Served
+from veldt.runtime.shm import Arena, Latest, Reader, Writer
+from veldt.runtime.zygote import set_title
+
+METRICS_S = 0.25  # between two reports
+MESSAGE = 1 << 16
+SPIN = 30  # looks for work before a process that serves calls goes to sleep
+CALL_SLOTS = 8
+
+
+@dataclass
+class Plan:
+    """What every process knows of the program."""
+
+    nodes: dict[str, Node]
+    processes: dict[str, list[str]]  # process -> its nodes, in the order in which they are built
+    shared: dict[str, str]  # node that no process hosts -> its seam
+    channels: list[tuple[str, str, str]]  # (process, node of another one, seam of that node)
+    threads: dict[str, int] = field(default_factory=dict)  # process -> threads for tensor operations
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)  # those that cannot be imported
+
+    def row(self, process: str) -> int:
+        """Of the board; the first is the supervisor's."""
+        return 1 + list(self.processes).index(process)
+
+    def home(self, node: str) -> str:
+        return next(process for process, nodes in self.processes.items() if node in nodes)
+
+    def save(self, fd: int) -> None:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            cloudpickle.dump(self, file)
+
+    @staticmethod
+    def load(fd: int) -> Plan:
+        with open(f"/proc/self/fd/{fd}", "rb") as file:
+            plan: Plan = cloudpickle.load(file)
+        callables.install(plan.functions)
+        return plan
+
+
+def preload() -> None:
+    """What the zygote imports, so that no child has to."""
+    import importlib
+
+    for module in ("run", "topologies.apex", "bench"):
+        importlib.import_module(f"veldt.{module}")
+
+
+def run(name: str, order: dict[str, Any], descriptors: dict[str, int], fds: list[int]) -> None:
+    """The life of a child of the zygote, from fork to exit. `fds`: the supervisor's socket, and a state to go on from."""
+    set_title(f"veldt {name}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    connection = socket.socket(fileno=fds[0])
+    code = 0
+    try:
+        Host(name, order, descriptors, connection, fds[1] if len(fds) > 1 else None).live()
+    except BaseException as error:
+        code = 1
+        _tell_error(connection, error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _tell_error(connection: socket.socket, error: BaseException) -> None:
+    kinds: dict[type[BaseException], str] = {UserError: "user", Diverged: "diverged", EnvError: "env"}
+    kind = kinds.get(type(error), "error")
+    text = traceback.format_exc()
+    message = {"error": kind, "text": str(error)[:8000], "type": type(error).__name__, "traceback": text[-30_000:]}
+    connection.setblocking(True)
+    connection.settimeout(1.0)
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps(message).encode())
+
+
+class Host:
+    def __init__(
+        self, name: str, order: dict[str, Any], descriptors: dict[str, int], connection: socket.socket, state: int | None
+    ) -> None:
+        self.name, self.connection, self.descriptors = name, connection, descriptors
+        connection.setblocking(False)
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1, file=descriptors["stacks"], all_threads=True)
+        log = logging.getLogger("veldt")
+        log.setLevel(logging.INFO)
+        log.addHandler(ToSupervisor(connection, name))
+        self.plan = Plan.load(descriptors["plan"])
+        self.board = Board(descriptors["board"])
+        self.index = self.plan.row(name)
+        self.row, self.bell = self.board.row(self.index), self.board.bell(self.index)
+        self.row[DOING], self.row[SINCE] = BUILDING, time.monotonic_ns()
+        self.obeyed = order["orders"]
+        import torch
+
+        torch.set_num_threads(self.plan.threads.get(name, 1))
+        self.objects = self._build(order["incarnation"])
+        self.hosts = self._hosts()
+        self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
+        self.busy = [0.0] * len(self.objects)
+        self.since = time.perf_counter()
+        self.unsent: dict[str, float] = {}
+        if state is not None:
+            self._load(read_state(state))
+        self._tell({"ready": name})
+
+    def live(self) -> None:
+        row, bell, board = self.row, self.bell, self.board
+        spin = SPIN if any(seam == "policy" for *_, seam in self._mine()) else 0
+        idle = 0
+        told = 0.0
+        gc.freeze()
+        while not board.quit:
+            rung = bell.rung()
+            if row[ORDERS] != self.obeyed:
+                self._obey()
+            worked = False
+            began = time.perf_counter()
+            if not board.hold:
+                for index, worker in self.workers:
+                    row[DOING], row[SINCE] = index, time.monotonic_ns()
+                    worked |= worker.step()
+                    ended = time.perf_counter()
+                    self.busy[index] += ended - began
+                    began = ended
+            row[DOING], row[SINCE] = SERVING, time.monotonic_ns()
+            for host in self.hosts:
+                worked |= host.step()
+            if began - told > METRICS_S:
+                told = began
+                self._tell_metrics()
+            idle = 0 if worked else idle + 1
+            if idle > spin:
+                row[DOING] = WAITING
+                bell.wait(rung)
+        for thing in self.objects.values():
+            if hasattr(thing, "close"):
+                thing.close()
+
+    def _mine(self) -> list[tuple[str, str, str]]:
+        """The channels that end here, on either side."""
+        mine = self.plan.processes[self.name]
+        return [channel for channel in self.plan.channels if channel[0] == self.name or channel[1] in mine]
+
+    def _build(self, incarnation: int) -> dict[str, Any]:
+        known: dict[str, Any] = {}
+        for node, seam in self.plan.shared.items():
+            fd = self.descriptors.get(node, -1)
+            known[node] = SharedCounters(self.board, self.index) if seam == "counters" else RemoteParams(Latest(fd))
+        for process, node, seam in self.plan.channels:
+            if process == self.name:
+                bell = self.board.bell(self.plan.row(self.plan.home(node)))
+                writer = Writer(self.descriptors[f"{process}>{node}"], bell, most=CALL_SLOTS if seam == "policy" else 64)
+                back = Reader(self.descriptors[f"{process}<{node}"]) if seam == "policy" else None
+                known[node] = PORTS[seam][0](Channel(writer, back))
+        objects: dict[str, Any] = {}
+        for name in self.plan.processes[self.name]:
+            made = self.plan.nodes[name]
+            arena = Arena(self.descriptors[f"arena {name}"]) if f"arena {name}" in self.descriptors else None
+            args, kwargs = resolve((made.args, made.kwargs), known, incarnation, arena)
+            objects[name] = known[name] = made.build(*args, **kwargs)
+        return objects
+
+    def _hosts(self) -> list[Any]:
+        hosts = []
+        for node, thing in self.objects.items():
+            ends = []
+            for process, served, seam in self.plan.channels:
+                if served == node:
+                    bell = self.board.bell(self.plan.row(process))
+                    back = Writer(self.descriptors[f"{process}<{node}"], bell) if seam == "policy" else None
+                    # The writer of a full stream is woken when it is read; the asker of a call waits for the answer.
+                    there = Reader(self.descriptors[f"{process}>{node}"], None if back else bell)
+                    ends.append(Served(there, back))
+            if ends:
+                hosts.append(PORTS[seam_of(self.plan, node)][1](thing, ends))
+        return hosts
+
+    # What the supervisor asks for, over the private socket.
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.connection, MESSAGE, 1)
+            except BlockingIOError:
+                return
+            if not data:
+                os._exit(0)
+            self.obeyed += 1
+            order = json.loads(data)
+            answer: dict[str, Any] = {"answer": order["number"]}
+            give: list[int] = []
+            if order["do"] == "state":
+                state = {name: x.state() for name, x in self.objects.items() if hasattr(x, "state")}
+                give = [write_state(state)]
+            elif order["do"] == "load":
+                self._load(read_state(fds.pop()))
+            else:
+                answer["result"] = getattr(self.objects[order["node"]], order["do"])(*order["args"])
+            self._tell(answer, give)
+            for fd in give:
+                os.close(fd)
+
+    def _load(self, state: dict[str, dict[str, Any]]) -> None:
+        for name, thing in self.objects.items():
+            if name in state and hasattr(thing, "load_state"):
+                thing.load_state(state[name])
+
+    def _tell_metrics(self) -> None:
+        now = time.perf_counter()
+        for thing in self.objects.values():
+            if hasattr(thing, "metrics"):
+                self.unsent |= thing.metrics()
+        names = list(self.objects)
+        self.unsent |= busy_parts({names[i]: self.busy[i] for i, _ in self.workers}, now - self.since)
+        self.since, self.busy = now, [0.0] * len(self.busy)
+        if self._tell({"metrics": self.unsent}):
+            self.unsent = {}
+
+    def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
+        """False: the supervisor does not read at the moment. What cannot wait is sent again."""
+        data = json.dumps(message).encode()
+        try:
+            socket.send_fds(self.connection, [data], fds or [])
+        except BlockingIOError:
+            if "metrics" in message:
+                return False
+            self.connection.settimeout(10.0)
+            socket.send_fds(self.connection, [data], fds or [])
+            self.connection.setblocking(False)
+        return True
+
+
+def seam_of(plan: Plan, node: str) -> str:
+    return next(seam for _, served, seam in plan.channels if served == node)
+
+
+class ToSupervisor(logging.Handler):
+    """What a process logs is logged by the supervisor, with the name of the process."""
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        super().__init__()
+        self.connection, self.process = connection, name
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{self.process}: {record.getMessage()}"
+        with contextlib.suppress(OSError):
+            self.connection.send(json.dumps({"log": record.levelno, "text": text[:8000]}).encode())

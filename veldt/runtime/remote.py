@@ -1,0 +1,230 @@
+"""The seams at a distance: what stands for a node in another process, and what serves it there.
+
+A runtime gives three kinds of transport: *stream* (`put`, `peek`, `pop`), *call* (a stream there and one back), *latest*.
+What is here turns the methods of a Store, a Policy and of Params into those, for any runtime. Which seam a node has is seen
+by its methods; a class knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from veldt.block import Block, BlockId, Schema
+from veldt.params import Weights
+from veldt.tree import PACKED, Array, Tree
+
+
+class Outbox(Protocol):
+    def put(self, tree: Tree) -> bool: ...  # False: not now
+
+    @property
+    def written(self) -> int: ...  # messages ever put, over all lives
+
+
+class Inbox(Protocol):
+    def peek(self) -> Tree | None: ...  # views of the oldest message, good until it is popped
+    def pop(self) -> None: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+
+class LatestValue(Protocol):
+    def write(self, tag: int, value: Array) -> None: ...
+    def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None: ...
+
+
+class Channel(NamedTuple):
+    """Between one process and one node of another."""
+
+    there: Outbox
+    back: Inbox | None  # only of a call
+
+
+class Served(NamedTuple):
+    """The other end of a channel."""
+
+    there: Inbox
+    back: Outbox | None
+
+
+def seam(kind: type) -> str:
+    """'store', 'policy', 'params', 'counters', or '' for what cannot be reached from another process."""
+    for name, methods in (
+        ("store", ("insert", "sample")),
+        ("policy", ("send", "recv", "flush", "reset")),
+        ("params", ("publish", "pull")),
+        ("counters", ("add", "get", "put")),
+    ):
+        if all(hasattr(kind, method) for method in methods):
+            return name
+    return ""
+
+
+class RemoteParams:
+    """Params (*latest*). Nobody hosts them: every process has them mapped, and one publishes."""
+
+    def __init__(self, latest: LatestValue) -> None:
+        self._latest = latest
+
+    def publish(self, weights: Weights) -> None:
+        self._latest.write(weights.version, weights.vector)
+
+    def pull(self, have: int) -> Weights | None:
+        found = self._latest.read(have, np.float32)
+        return None if found is None else Weights(*found)
+
+
+class RemoteStore:
+    """A Store that takes blocks (*stream*). "Not now" of the store travels back as a stream that fills up."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._out = channel.there
+
+    def insert(self, block: Block, priorities: Array | None) -> bool:
+        message: Tree = {"id": np.array(block.id, np.int64), "items": block.items}
+        if priorities is not None:
+            message["priorities"] = priorities
+        for kind, arrays in (("rows/", block.rows), ("starts/", block.starts)):
+            for name, array in arrays.items():
+                message[kind + name] = array.view(np.uint8) if name == PACKED else array
+        return self._out.put(message)
+
+    def sample(self, n: int) -> Any:
+        raise NotImplementedError("a store is sampled in its own process: add the learner with on=store")
+
+    update = trim = sample
+
+
+class StoreHost:
+    """Brings the blocks that arrive into the store, each process's in order, for as long as it takes them."""
+
+    def __init__(self, store: Any, channels: list[Served]) -> None:
+        self._store, self._inboxes = store, [channel.there for channel in channels]
+        self._schema: Schema = store.schema
+
+    def step(self) -> bool:
+        worked = False
+        for inbox in self._inboxes:
+            while (message := inbox.peek()) is not None:
+                if not self._store.insert(*self._unpack(message)):
+                    break
+                inbox.pop()
+                worked = True
+        return worked
+
+    def _unpack(self, message: Tree) -> tuple[Block, Array | None]:
+        schema = self._schema
+        rows, starts = (
+            {
+                name: message[kind + name].view(layout.record) if name == PACKED else message[kind + name]
+                for name in (*layout.large, *([PACKED] if layout.record.names else []))
+            }
+            for kind, layout in (("rows/", schema.layout), ("starts/", schema.start_layout))
+        )
+        block = Block(BlockId(*message["id"].tolist()), schema, rows, starts, message["items"])
+        return block, message.get("priorities")
+
+
+SEND, RESET, FLUSH = 0, 1, 2
+
+
+class RemotePolicy:
+    """A Policy that is asked (*call*). An answer carries the number of its question: one to an earlier life is dropped."""
+
+    def __init__(self, channel: Channel) -> None:
+        assert channel.back is not None
+        self._out, self._in = channel.there, channel.back
+        self._asked: dict[int, int] = {}  # group -> number of the question whose answer it waits for
+        self._answers: dict[int, Tree] = {}
+        self._flushing: dict[int, int] = {}
+        self._begin: set[int] = set()  # groups that begin anew, of which the policy does not know yet
+
+    def send(self, group: int, step: Tree) -> bool:
+        if group in self._begin and self._ask(RESET, group, {}) is None:
+            return False
+        self._begin.discard(group)
+        number = self._ask(SEND, group, step)
+        if number is not None:
+            self._asked[group] = number
+        return number is not None
+
+    def recv(self, group: int) -> Tree | None:
+        self._collect()
+        if group not in self._answers:
+            return None
+        self._asked.pop(group)
+        return self._answers.pop(group)
+
+    def flush(self, group: int) -> bool:
+        if group not in self._flushing:
+            number = self._ask(FLUSH, group, {})
+            if number is None:
+                return False
+            self._flushing[group] = number
+        self._collect()
+        return self._flushing[group] < 0 and self._flushing.pop(group) < 0
+
+    def reset(self, group: int) -> None:
+        self._asked.pop(group, None)
+        self._answers.pop(group, None)
+        self._flushing.pop(group, None)
+        self._begin.add(group)
+
+    def _ask(self, what: int, group: int, step: Tree) -> int | None:
+        number = self._out.written
+        return number if self._out.put({"question": np.array([what, group, number], np.int64), **step}) else None
+
+    def _collect(self) -> None:
+        while (message := self._in.peek()) is not None:
+            group, number = message["answer"].tolist()
+            if self._asked.get(group) == number:
+                self._answers[group] = {name: x.copy() for name, x in message.items() if name != "answer"}
+            if self._flushing.get(group) == number:
+                self._flushing[group] = -1
+            self._in.pop()
+
+
+class PolicyHost:
+    """Answers the questions of all processes. A question stays in its stream until it is answered: none is lost."""
+
+    def __init__(self, policy: Any, channels: list[Served]) -> None:
+        self._policy, self._channels = policy, channels
+        self._sent: set[int] = set()  # channels whose oldest question the policy has taken
+
+    def step(self) -> bool:
+        return any([self._serve(index, channel) for index, channel in enumerate(self._channels)])
+
+    def _serve(self, index: int, channel: Served) -> bool:
+        message = channel.there.peek()
+        if message is None:
+            return False
+        assert channel.back is not None
+        what, group, number = message["question"].tolist()
+        answer: Tree = {"answer": np.array([group, number], np.int64)}
+        if what == SEND:
+            step = {name: x for name, x in message.items() if name != "question"}
+            if index not in self._sent:
+                if not self._policy.send(group, step):
+                    return False
+                self._sent.add(index)
+            out = self._policy.recv(group)
+            if out is None:
+                return False
+            self._sent.discard(index)
+            # Of what the policy tells, the environments need the action alone; the rest was recorded here.
+            assert channel.back.put(answer | {"action": out["action"]}), "more answers than questions"
+        elif what == FLUSH:
+            if not self._policy.flush(group):
+                return False
+            assert channel.back.put(answer), "more answers than questions"
+        else:
+            self._policy.reset(group)
+        channel.there.pop()
+        return True
+
+
+PORTS = {"store": (RemoteStore, StoreHost), "policy": (RemotePolicy, PolicyHost)}

@@ -1,0 +1,427 @@
+"""Shared memory between the processes of one host. Nothing in it is ever locked, so nobody can die holding a lock.
+
+    Ring     one writer, one reader, a bounded number of messages: a *stream*; two of them make a *call*
+    Latest   one writer, many readers, the newest value wins: weights
+    Arena    arrays that outlive the process that made them: the store's blocks
+    Bell     wakes a process that sleeps until something happens
+
+All of it is anonymous (memfd): it has no name that could be left behind, and goes with the last process that has it open.
+Whoever dies in the middle of a write leaves a message that was never committed, and its successor writes over it.
+
+On x86-64 stores become visible in program order, which is all that the commit words need. Elsewhere, and with
+VELDT_DEBUG=1, every message carries a checksum, and one that does not match is read again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import platform
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from veldt.errors import UserError
+from veldt.tree import Array, Tree, read_only
+
+PAGE = mmap.PAGESIZE
+CHECKED = platform.machine() not in ("x86_64", "AMD64") or os.environ.get("VELDT_DEBUG", "") not in ("", "0")
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # the number of the system call
+ALIGN = 64
+
+
+class Torn(RuntimeError):
+    """A message that is not what was written. It cannot happen; if it does, nothing may go on."""
+
+
+def make_memory(name: str) -> int:
+    """A descriptor of new memory that has no size yet."""
+    if not hasattr(os, "memfd_create") or not FUTEX:
+        raise UserError("The local runtime needs Linux on x86-64 or aarch64; use --runtime inline here.")
+    return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+class Memory:
+    """A memfd, mapped. Its first user gives it a size, and every page of it is there from then on: no SIGBUS later."""
+
+    def __init__(self, fd: int, nbytes: int = 0) -> None:
+        if nbytes:
+            reserve(fd, nbytes)
+        self.nbytes = os.fstat(fd).st_size
+        self.map = mmap.mmap(fd, self.nbytes)
+
+    def words(self, offset: int, count: int) -> memoryview:
+        """int64 words; Python reads and writes one of them faster than an element of an array."""
+        return memoryview(self.map)[offset : offset + 8 * count].cast("q")
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        return np.ndarray(shape, dtype, self.map, offset)
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Gives a memfd this size, with every page really there."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+            raise
+        raise UserError(
+            f"{nbytes / 1e6:,.1f} MB of shared memory are needed and cannot be had ({error.strerror}); lower "
+            "store.capacity or the number of actors."
+        ) from None
+
+
+def _libc() -> Any:
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.argtypes = [
+        ctypes.c_long,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+    ]
+    return call
+
+
+_syscall = _libc()
+_WAIT, _WAKE = 0, 1
+
+
+class Bell:
+    """Two words of shared memory: how often it rang, and whether its owner sleeps. It signals and never locks.
+
+    A ring may get lost when it comes in the very moment in which the owner falls asleep, so no sleep is longer than
+    `LONGEST`, and whoever wakes looks for work again.
+    """
+
+    LONGEST = 0.05  # seconds
+
+    def __init__(self, memory: Memory, offset: int) -> None:
+        self._words = memory.words(offset, 2)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory.map, offset))
+        self._time = (ctypes.c_long * 2)()
+        self._time_address = ctypes.addressof(self._time)
+
+    def ring(self) -> None:
+        words = self._words
+        words[0] = (words[0] + 1) & 0x7FFFFFFF
+        if words[1]:
+            _syscall(FUTEX, self._address, _WAKE, 1, None, None, 0)
+
+    def rung(self) -> int:
+        """To be asked before looking for work, and told to `wait` if there was none."""
+        return self._words[0]
+
+    def wait(self, since: int, seconds: float = LONGEST) -> None:
+        """Sleeps until it rings, unless it has rung `since`."""
+        words = self._words
+        words[1] = 1
+        if words[0] == since:
+            self._time[0], self._time[1] = 0, int(1e9 * min(seconds, self.LONGEST))
+            _syscall(FUTEX, self._address, _WAIT, since, self._time_address, None, 0)
+        words[1] = 0
+
+
+# A ring: a page of words, a page for each of the formats its messages may have, then the slots.
+SHAPE, FORMATS = 0, 1  # the shape is slots * 2^40 + bytes of a slot, in one word: it changes at once or not at all
+HEAD, TAIL = 8, 16  # on cache lines of their own: messages written and messages read, ever
+MOST_FORMATS = 8
+FORMAT_BYTES = PAGE
+COMMIT, LENGTH, FORMAT, CHECKSUM = 0, 1, 2, 3  # the words at the start of each slot
+SLOT_HEADER = 64
+
+
+class Format:
+    """The names, types and shapes of a message's arrays, and where each lies in its slot."""
+
+    def __init__(self, columns: list[tuple[str, str, tuple[int, ...]]]) -> None:
+        self.columns, self.offsets = columns, []
+        at = 0
+        for _, dtype, shape in columns:
+            self.offsets.append(at)
+            nbytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+            at += -(-nbytes // ALIGN) * ALIGN
+        self.nbytes = at
+
+    @classmethod
+    def of(cls, tree: Tree) -> Format:
+        return cls([(name, x.dtype.str, x.shape) for name, x in tree.items()])
+
+    def dump(self) -> bytes:
+        return json.dumps([[name, dtype, list(shape)] for name, dtype, shape in self.columns]).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Format:
+        return cls([(str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in json.loads(data)])
+
+    def views(self, memory: Memory, offset: int) -> Tree:
+        parts = zip(self.columns, self.offsets, strict=True)
+        return {name: memory.array(offset + at, shape, dtype) for (name, dtype, shape), at in parts}
+
+
+class Ring:
+    """What both ends of a ring share. A message is a flat dict of arrays (a Tree); slots are reused in turn."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory: Memory | None = None
+        self._words = memoryview(b"")
+        self._shape = 0
+
+    def _map(self) -> Memory | None:
+        """The memory, if its writer has laid it out; anew, if the writer has since made the slots larger."""
+        if self._memory is None and os.fstat(self.fd).st_size == 0:
+            return None
+        if self._memory is None or self._words[SHAPE] != self._shape:
+            memory = Memory(self.fd)
+            words = memory.words(0, PAGE // 8)
+            if words[SHAPE] == 0:
+                return None
+            self._memory, self._words, self._shape = memory, words, words[SHAPE]
+            self.slots, self.slot_bytes = divmod(self._shape, 1 << 40)
+            first = PAGE + MOST_FORMATS * FORMAT_BYTES
+            self._at = [first + i * (SLOT_HEADER + self.slot_bytes) for i in range(self.slots)]
+            self._headers = [memory.words(at, SLOT_HEADER // 8) for at in self._at]
+            self._formats: list[Format] = []
+            self._views: dict[tuple[int, int], Tree] = {}
+        return self._memory
+
+    def _slot_views(self, slot: int, format_: int) -> Tree:
+        found = self._views.get((slot, format_))
+        if found is None:
+            assert self._memory is not None
+            found = self._formats[format_].views(self._memory, self._at[slot] + SLOT_HEADER)
+            self._views[slot, format_] = found
+        return found
+
+    def _checksum(self, slot: int, nbytes: int) -> int:
+        assert self._memory is not None
+        at = self._at[slot] + SLOT_HEADER
+        return zlib.crc32(memoryview(self._memory.map)[at : at + nbytes])
+
+    @property
+    def waiting(self) -> int:
+        """Messages that were written and not yet read."""
+        return 0 if self._map() is None else self._words[HEAD] - self._words[TAIL]
+
+    @property
+    def written(self) -> int:
+        """Messages ever written, over all lives of the writer."""
+        return 0 if self._map() is None else self._words[HEAD]
+
+
+class Writer(Ring):
+    """The writing end. Slots are as large as the largest message so far; a larger one waits until all others are read."""
+
+    def __init__(self, fd: int, reader: Bell | None = None, budget: int = 16 << 20, most: int = 64) -> None:
+        super().__init__(fd)
+        self.reader, self.budget, self.most = reader, budget, most
+        self._known: dict[Any, int] = {}  # format of a message -> its number
+
+    def put(self, tree: Tree) -> bool:
+        """False: all slots hold messages that were not read; keep it and try again."""
+        if self._memory is None and self._map() is None:
+            self._lay_out(Format.of(tree).nbytes)
+        words = self._words
+        head = words[HEAD]
+        if head - words[TAIL] >= self.slots:
+            return False
+        number = self._format(tree)
+        if self._formats[number].nbytes > self.slot_bytes:
+            if head != words[TAIL]:
+                return False
+            self._lay_out(self._formats[number].nbytes)
+        slot = head % self.slots
+        self._reserve(slot)
+        self._write(slot, number, tree)
+        self._commit(slot, head)
+        self._publish(head)
+        if self.reader is not None:
+            self.reader.ring()
+        return True
+
+    # The four steps of a write. A kill between any two of them leaves nothing that a reader would take.
+
+    def _reserve(self, slot: int) -> None:
+        self._headers[slot][COMMIT] = 0
+
+    def _write(self, slot: int, number: int, tree: Tree) -> None:
+        views = self._slot_views(slot, number)
+        for name, x in tree.items():
+            views[name][...] = x
+        header, nbytes = self._headers[slot], self._formats[number].nbytes
+        header[FORMAT], header[LENGTH] = number, nbytes
+        header[CHECKSUM] = self._checksum(slot, nbytes) if CHECKED else -1
+
+    def _commit(self, slot: int, head: int) -> None:
+        self._headers[slot][COMMIT] = head + 1
+
+    def _publish(self, head: int) -> None:
+        self._words[HEAD] = head + 1
+
+    def _lay_out(self, nbytes: int) -> None:
+        """Gives the ring, which must be empty, slots of this size."""
+        size = SLOT_HEADER + nbytes
+        slots = max(2, min(self.most, self.budget // size))
+        memory = Memory(self.fd, PAGE + MOST_FORMATS * FORMAT_BYTES + slots * size)
+        memory.words(0, 1)[SHAPE] = slots << 40 | nbytes
+        formats = self._formats if self._memory is not None else []
+        self._map()
+        self._formats = formats
+
+    def _format(self, tree: Tree) -> int:
+        key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
+        number = self._known.get(key)
+        return self._new_format(tree, key) if number is None else number
+
+    def _new_format(self, tree: Tree, key: Any) -> int:
+        assert self._memory is not None
+        while len(self._formats) < self._words[FORMATS]:  # those of an earlier life of this writer
+            self._formats.append(_read_format(self._memory, len(self._formats)))
+        new = Format.of(tree)
+        number = next((i for i, known in enumerate(self._formats) if known.columns == new.columns), None)
+        if number is None:
+            number, data = len(self._formats), new.dump()
+            if number == MOST_FORMATS or len(data) > FORMAT_BYTES - 8:
+                raise ValueError(f"too many formats in one stream, or too long a one: {data!r}")
+            at = PAGE + number * FORMAT_BYTES
+            self._memory.words(at, 1)[0] = len(data)
+            self._memory.map[at + 8 : at + 8 + len(data)] = data
+            self._formats.append(new)
+            self._words[FORMATS] = number + 1
+        self._known[key] = number
+        return number
+
+
+def _read_format(memory: Memory, number: int) -> Format:
+    at = PAGE + number * FORMAT_BYTES
+    return Format.load(bytes(memory.map[at + 8 : at + 8 + memory.words(at, 1)[0]]))
+
+
+class Reader(Ring):
+    """The reading end: `peek` gives views of the oldest message, which stay good until `pop` frees its slot."""
+
+    def __init__(self, fd: int, writer: Bell | None = None) -> None:
+        super().__init__(fd)
+        self.writer = writer
+
+    def peek(self) -> Tree | None:
+        if (self._memory is None or self._words[SHAPE] != self._shape) and self._map() is None:
+            return None
+        words = self._words
+        tail = words[TAIL]
+        if words[HEAD] <= tail:
+            return None
+        slot = tail % self.slots
+        header = self._headers[slot]
+        number = header[FORMAT]
+        if number >= len(self._formats):
+            assert self._memory is not None
+            while len(self._formats) < words[FORMATS]:
+                self._formats.append(_read_format(self._memory, len(self._formats)))
+        if header[COMMIT] != tail + 1 or header[LENGTH] != self._formats[number].nbytes or not self._sound(slot):
+            raise Torn(f"message {tail} of a stream was never committed, or changed after that")
+        return self._slot_views(slot, number)
+
+    def _slot_views(self, slot: int, format_: int) -> Tree:
+        if (slot, format_) not in self._views:
+            read_only(super()._slot_views(slot, format_))
+        return self._views[slot, format_]
+
+    def _sound(self, slot: int) -> bool:
+        header = self._headers[slot]
+        if header[CHECKSUM] < 0:
+            return True
+        deadline = time.monotonic() + 1.0  # where stores become visible in any order, the last may take a moment
+        while self._checksum(slot, header[LENGTH]) != header[CHECKSUM]:
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def pop(self) -> None:
+        self._words[TAIL] += 1
+        if self.writer is not None:
+            self.writer.ring()
+
+
+class Latest:
+    """The newest value wins. Two slots: the parity of the version says which one is whole.
+
+    A reader takes what it copied only if the version has not changed meanwhile; a writer that dies has not changed it.
+    """
+
+    VERSION, SIZE, TAG = 0, 1, 2  # words; the tags of the two slots follow one another
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory: Memory | None = None
+
+    def _map(self) -> bool:
+        if self._memory is None and os.fstat(self.fd).st_size:
+            memory = Memory(self.fd)
+            self._words = memory.words(0, PAGE // 8)
+            if self._words[self.VERSION]:
+                self._open(memory)
+        return self._memory is not None
+
+    def _open(self, memory: Memory) -> None:
+        size = self._words[self.SIZE]
+        self._slots = [memory.array(PAGE + i * (-(-size // PAGE) * PAGE), (size,), np.uint8) for i in range(2)]
+        self._memory = memory
+
+    def write(self, tag: int, value: Array) -> None:
+        """`tag` is a number that travels with the value, and names it."""
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        if not self._map():
+            memory = Memory(self.fd, PAGE + 2 * (-(-data.nbytes // PAGE) * PAGE))
+            self._words = memory.words(0, PAGE // 8)
+            self._words[self.SIZE] = data.nbytes
+            self._open(memory)
+        assert data.nbytes == self._words[self.SIZE], (data.nbytes, self._words[self.SIZE])
+        version = self._words[self.VERSION] + 1
+        self._slots[version & 1][...] = data
+        self._words[self.TAG + (version & 1)] = tag
+        self._words[self.VERSION] = version
+
+    def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None:
+        """(tag, copy of the value), unless the newest has the tag `have`, or the writer was faster ten times in a row."""
+        if self._memory is None and not self._map():
+            return None
+        words = self._words
+        for _ in range(10):
+            version = words[self.VERSION]
+            tag = words[self.TAG + (version & 1)]
+            if tag == have and words[self.VERSION] == version:
+                return None
+            value = self._slots[version & 1].copy()
+            if words[self.VERSION] == version:
+                return tag, value.view(dtype)
+        return None
+
+
+class Arena:
+    """Arrays in memory that outlives this process. Whoever asks for the same arrays in the same order finds them again."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.found = os.fstat(fd).st_size > 0  # an earlier life has made them
+        self._at = 0
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
+        shape = (shape,) if isinstance(shape, int) else shape
+        nbytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        stop = self._at + -(-max(1, nbytes) // PAGE) * PAGE
+        if os.fstat(self.fd).st_size < stop:
+            reserve(self.fd, stop)
+        # Each array has a mapping of its own, which lives as long as the array does.
+        array: Array = np.ndarray(shape, dtype, mmap.mmap(self.fd, stop - self._at, offset=self._at))
+        self._at = stop
+        return array

@@ -1,0 +1,237 @@
+"""The zygote: a process that has imported everything, and forks one child for each process of the program.
+
+A child is up in some 10 ms and shares the zygote's pages, where a fresh interpreter takes two seconds and 200 MB. The
+zygote is started with exec, not forked from whoever calls us: that one may have threads and CUDA, the zygote has neither.
+
+    supervisor --exec--> zygote --fork--> child, child, ...
+
+Each is told by the kernel to die when its parent does (PR_SET_PDEATHSIG), so a SIGKILL of the supervisor or of the zygote
+takes everything below with it. They speak over a private socket pair: JSON, and descriptors beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+MOST_FDS = 200  # in one message
+PAD = 200  # bytes of the command line that a title may be written over
+MESSAGE = 1 << 16
+START_S = 120.0  # to import everything; the first time ever, numba compiles
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+Run = Callable[[str, dict[str, Any], dict[str, int], list[int]], None]  # name, order, shared descriptors, its own
+
+
+class ZygoteDied(RuntimeError):
+    """The process that all others come from has gone."""
+
+
+class Zygote:
+    """The supervisor's end. `start` it as early as possible: its imports take as long as ours."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **threads, "VELDT_PATH": json.dumps(sys.path)}
+        code = "from veldt.runtime.zygote import main; main()"
+        command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), " " * PAD]
+        # A session of its own: a Ctrl-C in the terminal reaches the supervisor alone.
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        theirs.close()
+        self.socket = ours
+        self.ready = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not self.ready:
+            if self._receive(max(0.0, deadline - time.monotonic())) is None:
+                raise ZygoteDied(f"the zygote was not ready after {START_S:.0f} s")
+
+    def share(self, descriptors: dict[str, int]) -> None:
+        """Descriptors that every child forked from now on has, by name."""
+        names = list(descriptors)
+        for first in range(0, len(names), MOST_FDS):
+            part = names[first : first + MOST_FDS]
+            self._send({"share": part}, [descriptors[name] for name in part])
+
+    def fork(self, name: str, order: dict[str, Any], fds: list[int]) -> None:
+        """`events` will tell the pid, and later the exit status, of this child."""
+        self._send({"fork": name, "order": order}, fds)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened since: {"forked": name, "pid": n} and {"exited": pid, "status": n}."""
+        out = []
+        while (message := self._receive(0.0)) is not None:
+            out.append(message)
+        return out
+
+    def close(self) -> None:
+        """Ends it, and every child with it."""
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5.0)
+        self.socket.close()
+
+    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+        try:
+            socket.send_fds(self.socket, [json.dumps(message).encode()], fds)
+        except OSError as error:
+            raise ZygoteDied(f"the zygote cannot be reached ({error}), exit status {self.process.poll()}") from None
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        readable, _, _ = select.select([self.socket], [], [], seconds)
+        if not readable:
+            return None
+        data = self.socket.recv(MESSAGE)
+        if not data:
+            raise ZygoteDied(f"the zygote died with exit status {self.process.wait(5.0)}")
+        message: dict[str, Any] = json.loads(data)
+        self.ready |= "ready" in message
+        return message if message else None
+
+
+_early: list[Zygote] = []
+
+
+def start_early() -> None:
+    """Starts the zygote before it is known what it will be asked for."""
+    if not _early:
+        _early.append(Zygote())
+
+
+def take() -> Zygote:
+    """The one that was started early, or a new one."""
+    return _early.pop() if _early else Zygote()
+
+
+def discard() -> None:
+    """Ends the one that was started early and turned out not to be needed."""
+    while _early:
+        _early.pop().close()
+
+
+def prctl(option: int, value: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when its parent goes. `parent` is who it was: it may be gone already."""
+    prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def set_title(title: str) -> None:
+    """What ps and top show: the kernel's short name, and the command line, which is written over."""
+    prctl(PR_SET_NAME, ctypes.c_char_p(title.encode()[:15]))
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
+        if end - start > PAD:
+            ctypes.memset(start, 0, end - start)
+            ctypes.memmove(start, title.encode()[: end - start - 1], min(len(title.encode()), end - start - 1))
+
+
+def main() -> None:
+    """The zygote itself: imports, then forks on demand, and reaps."""
+    handle, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_title("veldt zygote")
+    sys.path[:] = json.loads(os.environ.pop("VELDT_PATH"))
+    import torch
+
+    torch.set_num_threads(1)
+    from veldt.runtime import process
+
+    process.preload()
+    gc.collect()
+    gc.freeze()  # what is here now will never be garbage: no child touches these pages to find out
+    assert threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1, "the zygote has threads"
+    assert not torch.cuda.is_initialized(), "the zygote has initialised CUDA"  # type: ignore[no-untyped-call]
+    Server(socket.socket(fileno=handle), process.run).serve()
+
+
+class Server:
+    """The zygote's own end."""
+
+    def __init__(
+        self, connection: socket.socket, run: Callable[[str, dict[str, Any], dict[str, int], list[int]], None]
+    ) -> None:
+        self.socket, self.run = connection, run
+        self.descriptors: dict[str, int] = {}
+        self.wakeup, alarm = os.pipe()
+        os.set_blocking(alarm, False)
+        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.alarm = alarm
+
+    def serve(self) -> None:
+        self._tell({"ready": True})
+        while True:
+            readable, _, _ = select.select([self.socket.fileno(), self.wakeup], [], [])
+            if self.wakeup in readable:
+                os.read(self.wakeup, 4096)
+                self._reap()
+            if self.socket.fileno() in readable:
+                data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE, MOST_FDS)
+                if not data:
+                    os._exit(0)  # the supervisor is gone, and the kernel is about to say so
+                self._obey(json.loads(data), fds)
+
+    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "share" in message:
+            self.descriptors |= dict(zip(message["share"], fds, strict=True))
+            return
+        name = message["fork"]
+        me, pid = os.getpid(), os.fork()
+        if pid == 0:
+            die_with_parent(me)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.socket.close()
+            os.close(self.wakeup)
+            os.close(self.alarm)
+            self.run(name, message["order"], self.descriptors, fds)
+            os._exit(0)
+        for fd in fds:
+            os.close(fd)
+        self._tell({"forked": name, "pid": pid})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._tell({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self.socket.send(json.dumps(message).encode())
+        except OSError:
+            os._exit(0)

@@ -1,0 +1,64 @@
+"""Ape-X (Horgan et al., Distributed prioritized experience replay, 2018): many actors, one store, one learner.
+
+    [ Actor - Recorder - LocalPolicy ] x N
+            | blocks           ^ weights
+        [ Store ] -> [ Learner ] -> [ Params ]
+
+Every environment of the run explores with an epsilon of its own. Actors compute the first priorities from the values that
+they acted on, send blocks, and take newer weights from time to time; they wait for nobody but an explicit limiter.
+"""
+
+from __future__ import annotations
+
+from veldt.actor import Actor
+from veldt.counters import Counters
+from veldt.learner import Learner
+from veldt.params import LatestParams
+from veldt.policy import LocalPolicy
+from veldt.program import INCARNATION, MEMORY, Program
+from veldt.recipes import Config
+from veldt.recorder import Recorder
+from veldt.seeds import derive
+from veldt.step import EnvSpec
+from veldt.topologies.single import add_evaluator
+
+
+def apex(program: Program, config: Config, env: EnvSpec) -> None:
+    algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
+    n, total = config.envs_per_actor, config.actors * config.envs_per_actor
+    counters = program.add("counters", Counters)
+    params = program.add("params", LatestParams)
+    store = program.add("store", config.make_store, schema, MEMORY)
+    program.add(
+        "learner",
+        Learner,
+        algorithm,
+        env,
+        store,
+        params,
+        counters,
+        config.learner,
+        config.steps,
+        derive(seed, "learner"),
+        config.device,
+        on=store,
+        threads=config.threads,
+    )
+    for i in range(config.actors):
+        explore = config.actor.explore(i * n, n, total)
+        policy = program.add(
+            f"policy/{i}",
+            LocalPolicy,
+            algorithm,
+            env,
+            params,
+            counters,
+            explore,
+            derive(seed, "policy", i),
+            config.actor.refresh,
+        )
+        recorder = program.add(f"recorder/{i}", Recorder, policy, store, algorithm, schema, i, INCARNATION, on=policy)
+        name = f"actor/{i}"
+        program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=policy)
+    if config.eval.every:
+        add_evaluator(program, config, env, params, counters)
