@@ -4,11 +4,11 @@ BIN := .venv/bin
 .PHONY: help venv demo test test-long test-mutants lint bench clean
 
 help:
-	@echo "make demo          train CartPole with the live table, evaluate it, draw its curve, record a video"
+	@echo "make demo          train CartPole with Ape-X and the live table, evaluate it, draw its curve, record a video"
 	@echo "make test          lint and all tests (under 15 minutes on two cores)"
 	@echo "make test-long     the soaks and sweeps too"
 	@echo "make test-mutants  put known bugs of replay back, one at a time, and show the tests that catch them"
-	@echo "make bench         measure this machine against its limits, Stable-Baselines3 and cpprb"
+	@echo "make bench         measure this machine against its limits, Stable-Baselines3, cpprb and multiprocessing"
 
 # Idempotent: installs when pyproject.toml or constraints.txt changed, and does nothing otherwise.
 venv: .venv/.installed
@@ -21,7 +21,7 @@ venv: .venv/.installed
 
 demo: venv
 	rm -rf runs/demo
-	$(BIN)/veldt train dqn --env CartPole-v1 --run runs/demo
+	$(BIN)/veldt train apex-dqn --env CartPole-v1 --run runs/demo
 	$(BIN)/veldt eval runs/demo --episodes 20 --video runs/demo/episode.gif
 	$(BIN)/veldt plot runs/demo -o runs/demo/curve.png
 	@echo "Look at runs/demo/curve.png and runs/demo/episode.gif; all numbers: $(BIN)/tensorboard --logdir runs"
@@ -45,6 +45,9 @@ bench: venv
 	$(BIN)/veldt bench learner
 	$(BIN)/veldt bench dqn
 	$(BIN)/veldt bench replay
+	$(BIN)/veldt bench transport
+	$(BIN)/veldt bench scaling
+	$(BIN)/veldt bench apex --sb3-python $(BIN)/python
 
 clean:
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 
 from veldt import __version__
 from veldt.errors import Diverged, ProcessFailed, UserError, did_you_mean
@@ -73,7 +74,12 @@ def _wants_processes(argv: list[str]) -> bool:
     """A guess, from the words alone, whether the local runtime will be needed."""
     if {"-h", "--help", "inline", "--runtime=inline"} & set(argv):
         return False
-    return argv[0] == "train" and argv[1:2] == ["apex-dqn"]
+    if argv[0] == "resume":
+        try:
+            return "\nruntime: local\n" in (Path(argv[1]) / "config.yaml").read_text()
+        except (OSError, IndexError, UnicodeDecodeError):
+            return False
+    return argv[:2] == ["train", "apex-dqn"]
 
 
 if __name__ == "__main__":

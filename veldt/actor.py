@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numba
 import numpy as np
 
 from veldt.counters import Counters
@@ -85,15 +86,13 @@ class Actor:
         return True
 
     def _apply(self, group: Group, action: Array) -> None:
-        assert group.previous is not None
-        applied = ~group.previous["last"]  # where the record was last, the action is ignored and a reset follows
         record = group.envs.step(action)
-        group.previous = group.record = record
-        self.counters.add("env_steps", int(applied.sum()))
-        group.returns += record["reward"]
-        group.lengths += applied
-        group.clean &= record["valid"]
-        if record["last"].any():
+        group.record = record
+        applied, ended = _account(
+            record["reward"], record["first"], record["valid"], record["last"], group.returns, group.lengths, group.clean
+        )
+        self.counters.add("env_steps", applied)
+        if ended:
             for lane in np.flatnonzero(record["last"]):
                 if group.clean[lane]:
                     self.returns.append(float(group.returns[lane]))
@@ -133,14 +132,13 @@ class Group:
     def __init__(self, envs: Envs) -> None:
         self.envs = envs
         self.record: Tree | None = None  # None: sent, the action is awaited
-        self.previous: Tree | None = None  # the newest record
         self.ending = self.ended = False
         self.returns = np.zeros(envs.n)
         self.lengths = np.zeros(envs.n, np.int64)
         self.clean = np.ones(envs.n, np.bool_)  # no bad observation in this episode
 
     def begin(self, seed: int) -> None:
-        self.previous = self.record = self.envs.reset(seed)
+        self.record = self.envs.reset(seed)
         self.ending = self.ended = False
         self.forget(np.ones(self.envs.n, np.bool_))
 
@@ -148,6 +146,22 @@ class Group:
         self.returns[lanes] = 0
         self.lengths[lanes] = 0
         self.clean[lanes] = True
+
+
+@numba.njit("Tuple((i8, b1))(f4[:], b1[:], b1[:], b1[:], f8[::1], i8[::1], b1[::1])", cache=True)
+def _account(reward: Array, first: Array, valid: Array, last: Array, returns: Array, lengths: Array, clean: Array) -> Any:
+    """Adds a record [n] to the sums of its episodes; how many actions were applied, and whether an episode ended.
+
+    Where a record is first, the action was ignored and the environment reset.
+    """
+    applied, ended = 0, False
+    for i in range(len(reward)):
+        returns[i] += reward[i]
+        lengths[i] += not first[i]
+        applied += not first[i]
+        clean[i] &= valid[i]
+        ended |= last[i]
+    return applied, ended
 
 
 class Evaluation(NamedTuple):

@@ -233,7 +233,7 @@ class Screen:
         table.add_column(justify="right")
         for name, value in self._rows(line):
             table.add_row(name, value)
-        for name in ("bad_observations", "skipped_updates"):
+        for name in ("bad_observations", "skipped_updates", "restarts"):
             if line.get(name):
                 table.add_row(name.replace("_", " "), f"[red]{line[name]:,.0f}[/red]")
         return table

@@ -29,7 +29,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = as_float(x).reshape(len(x), -1)
         for layer in self.layers:
-            x = F.relu(layer(x))
+            assert isinstance(layer, nn.Linear)
+            x = F.relu(F.linear(x, layer.weight, layer.bias))  # half the time of calling a small layer is in the call
         return x
 
 

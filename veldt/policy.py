@@ -50,7 +50,7 @@ class LocalPolicy:
         self.vector = flatten(self.net)
         self.version = -1
         self.steps = 0
-        self.epsilon = 0.0
+        self._explored = np.zeros(0)  # how much each environment explored last
         self._history: dict[int, History] = {}
         self._state: dict[int, dict[str, torch.Tensor]] = {}
         self._ready: dict[int, Tree] = {}
@@ -59,23 +59,31 @@ class LocalPolicy:
         if self.steps % self.refresh == 0:
             self.pull()
         self.steps += 1
-        n = len(step["first"])
         if group not in self._history:
+            n = len(step["first"])
             self._history[group] = History(self.env, self.algorithm.window.history, n)
             self._state[group] = {
                 name: torch.zeros(n, *column.shape, device=self.device)
                 for name, column in self.algorithm.state(self.env).items()
             }
         rows = self._history[group].append(step)
-        amount = self.explore(self.counters.get("env_steps")) if callable(self.explore) else self.explore
-        explore = np.broadcast_to(np.asarray(amount), (n,))
-        self.epsilon = float(explore.mean())
-        with torch.inference_mode():
-            tensors = {name: torch.from_numpy(x).to(self.device) for name, x in rows.items()}
-            out, state = self.algorithm.act(self.net, tensors, self._before(group, step), explore, self.rng)
+        amount = self._amount(len(step["first"]))
+        tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
+        if self.device != "cpu":
+            tensors = {name: x.to(self.device) for name, x in tensors.items()}
+        # No parameter wants a gradient, so there is no graph to switch off.
+        out, state = self.algorithm.act(self.net, tensors, self._before(group, step), amount, self.rng)
         self._state[group] = state
         self._ready[group] = out
         return True
+
+    def _amount(self, n: int) -> Array:
+        """How much each of n environments explores now."""
+        if callable(self.explore):
+            self._explored = np.full(n, self.explore(self.counters.get("env_steps")))
+        elif len(self._explored) != n:
+            self._explored = np.array(np.broadcast_to(self.explore, (n,)), np.float64)
+        return self._explored
 
     def recv(self, group: int) -> Tree | None:
         return self._ready.pop(group, None)
@@ -105,7 +113,8 @@ class LocalPolicy:
         return state
 
     def metrics(self) -> dict[str, float]:
-        return {} if isinstance(self.explore, float | int) else {"epsilon": self.epsilon}
+        told = len(self._explored) and not isinstance(self.explore, float | int)
+        return {"epsilon": float(self._explored.mean())} if told else {}
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}
@@ -120,14 +129,14 @@ class History:
 
     def __init__(self, env: EnvSpec, history: int, n: int) -> None:
         self.history, self.at = history, history - 1
+        self.names = list(env.observation)
         room = 1 if history == 1 else 8 * history
         columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid")}
         self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
 
     def append(self, step: Tree) -> Tree:
-        if self.history == 1:
-            names = [name for name in step if is_observation(name) or name in ("first", "valid")]
-            return {name: step[name][:, None] for name in names}
+        if self.history == 1:  # where there is nothing to stack, nobody asks where episodes begin
+            return {name: step[name][:, None] for name in self.names}
         keep = self.history - 1
         if self.at == self.rows["first"].shape[1]:  # full: the newest rows go back to the start
             for row in self.rows.values():

@@ -86,7 +86,7 @@ class ActorConfig:
 class LadderConfig:
     """Every environment has an epsilon of its own (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N."""
 
-    block: int = 16
+    block: int = 32
     """Fresh steps in a block: how many an environment collects before the store sees them."""
     refresh: int = 8
     """Steps of an actor between two looks for newer weights."""
@@ -359,22 +359,22 @@ def apex_dqn(env: str) -> Config:
         recipe="apex-dqn",
         topology="apex",
         env=env,
-        steps=2_000_000 if image else 120_000,
+        steps=2_000_000 if image else 100_000,
         actors=2,
         runtime="local",
-        algorithm=DQN(n=3 if image else 5, double=True, dueling=image),
+        algorithm=DQN(n=3 if image else 10, double=True, dueling=image),
         actor=LadderConfig(),
         store=StoreConfig(
-            capacity="100_000" if image else "48_000",
+            capacity="100_000" if image else "20_000",
             slack=0.05,
             selector="prioritized",
             min_size=5_000 if image else 1_000,
             samples_per_insert=4.0,
         ),
         learner=LearnerConfig(
-            lr=5e-4 if image else 1e-3,
+            lr=5e-4 if image else 3e-3,
             anneal=True,
-            target_every=500 if image else 100,
+            target_every=500 if image else 50,
             publish_every=10,
             prefetch=4,
         ),

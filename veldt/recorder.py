@@ -128,7 +128,7 @@ class Tape:
         self.rows = schema.layout.zeros(n, schema.rows)
         self.states = schema.start_layout.zeros(n, schema.rows)
         self._columns = schema.layout.columns(self.rows)
-        self._state_columns = schema.start_layout.columns(self.states)
+        self._both = [*self._columns.items(), *schema.start_layout.columns(self.states).items()]
         self.clear()
 
     def clear(self) -> None:
@@ -139,10 +139,9 @@ class Tape:
         self.began = time.monotonic()
 
     def append(self, step: Tree, out: Tree) -> None:
-        for name, column in self._columns.items():
-            column[:, self.end] = step[name] if name in step else out[name]
-        for name, column in self._state_columns.items():
-            column[:, self.end] = out[name]
+        end, row = self.end, step | out
+        for name, column in self._both:
+            column[:, end] = row[name]
         self.end += 1
 
     def drop(self, fresh: int) -> None:

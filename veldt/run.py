@@ -204,6 +204,7 @@ class Session:
         self.rates_from = {"env_steps": 0, "learner_steps": 0}
         self._saving: threading.Thread | None = None
         self._memory_at, self._memory_used = -math.inf, 0
+        self._first_update: dict[str, float] = {}
 
     def run(self) -> Run:
         config = self.config
@@ -259,6 +260,8 @@ class Session:
             self._restore(nodes)
             self.nodes = nodes
         steps = nodes.count("env_steps")
+        if not self._first_update and nodes.count("learner_steps"):
+            self._first_update = {"first_update_s": process_age(), "first_update_time_s": self._when(nodes)["time_s"]}
         done = steps >= self.config.steps
         if done or self.interrupted:
             if steps > self.saved_at:
@@ -350,7 +353,12 @@ class Session:
 
     def _log(self, nodes: Nodes) -> None:
         now = time.monotonic()
-        line = self._when(nodes) | nodes.metrics() | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
+        line = (
+            self._when(nodes)
+            | nodes.metrics()
+            | self._first_update
+            | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
+        )
         for name, before in self.rates_from.items():
             line[f"{name}_per_s"] = (line[name] - before) / max(1e-9, now - self.rates_at)
         if line.get("store_inserted"):
@@ -471,6 +479,13 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def process_age() -> float:
+    """Seconds since this process began."""
+    with open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _settings(thing: Any) -> str:

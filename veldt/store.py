@@ -101,7 +101,10 @@ class Replay:
         self.evicted = self.inserted - self.size - (self.sampled if self.selector.once else 0)
         for actor, incarnation, sequence in self.memory.ids[serials % self.slots].tolist():
             self.latest[actor] = max(self.latest.get(actor, (-1, -1)), (incarnation, sequence))
+        if self.selector.once:
+            self._free()  # what the earlier life gave out, and had no time to free
         self.selector.adopt(self.items.reshape(-1), self._order())
+        self._keep()
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         """Takes a block; False: not now. Priorities are one for each window start; None reads as the largest so far."""
@@ -220,6 +223,9 @@ class Replay:
         """A queue forgets what it gave out, and frees each block that has nothing left."""
         self.items.reshape(-1)[leaves] = False
         self.size -= len(leaves)
+        self._free()
+
+    def _free(self) -> None:
         while self.oldest < self.next and not self.items[self.oldest % self.slots].any():
             self.memory.erase(self.oldest)
             self.oldest += 1

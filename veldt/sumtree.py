@@ -54,8 +54,8 @@ class SumTree:
         return leaves, mass
 
     def rebuild(self, leaves: Array) -> None:
-        self.nodes[:] = 0
-        self.nodes[: len(leaves)] = leaves
+        self.nodes[: len(leaves)] = leaves  # nothing is zeroed that stays: whoever is killed here leaves the leaves
+        self.nodes[len(leaves) :] = 0
         _rebuild(self.nodes, self.levels)
 
     def check_valid(self) -> None:

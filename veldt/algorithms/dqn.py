@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -125,13 +126,11 @@ class DQN:
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
         """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random action."""
-        q = net(self.observe(rows, self.history - 1)).cpu().numpy()  # [n, actions]
-        n, actions = q.shape
-        action = q.argmax(1)
-        v = q[np.arange(n), action]
-        random = rng.random((2, n))
-        action = np.where(random[0] < explore, (random[1] * actions).astype(np.int64), action)
-        return {"action": action, "q": q[np.arange(n), action], "v": v}, state
+        q = np.ascontiguousarray(net(self.observe(rows, self.history - 1)).cpu().numpy())  # [n, actions]
+        action, q_taken, v = _epsilon_greedy(
+            q, rng.random((2, len(q))), explore if explore.flags.writeable else explore.copy()
+        )
+        return {"action": action, "q": q_taken, "v": v}, state
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
         """|y - Q| from the values recorded while acting; the bootstrap is their max_a Q."""
@@ -181,6 +180,22 @@ class DQN:
                 short = np.flatnonzero(truncated & (step.m == k))
                 s_t = _put(s_t, torch.from_numpy(short).to(batch.device), self.observe(batch.select(short), at + k))
         return s_t
+
+
+@numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)
+def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
+    """The actions [n], their values, and the largest value: from q [n, actions] and two random numbers each."""
+    n, actions = q.shape
+    action, q_taken, v = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
+    for i in range(n):
+        best = 0
+        for a in range(1, actions):
+            if q[i, a] > q[i, best]:
+                best = a
+        v[i] = q[i, best]
+        action[i] = np.int64(random[1, i] * actions) if random[0, i] < explore[i] else best
+        q_taken[i] = q[i, action[i]]
+    return action, q_taken, v
 
 
 def _put(whole: Tensor | dict[str, Tensor], index: Tensor, part: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:

@@ -13,6 +13,9 @@ BENCHES = {
     "learner": "veldt.bench.learner:LearnerBench",
     "dqn": "veldt.bench.dqn:DqnBench",
     "replay": "veldt.bench.replay:ReplayBench",
+    "apex": "veldt.bench.apex:ApexBench",
+    "scaling": "veldt.bench.scaling:ScalingBench",
+    "transport": "veldt.bench.transport:TransportBench",
 }
 
 

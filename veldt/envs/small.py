@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -194,5 +195,31 @@ class Counter(gym.Env[Array, np.int64]):
         }
 
 
-for _name, _limit in (("Chain", 100), ("DeepSea", None), ("Catch", None), ("BlindCliffwalk", None), ("Counter", None)):
+class Spin(gym.Env[Array, np.int64]):
+    """Keeps a core busy for `ms` milliseconds a step, and says nothing: for measuring what is around it."""
+
+    def __init__(self, ms: float = 1.0) -> None:
+        self.seconds = ms / 1000
+        self.observation_space = spaces.Box(0, 1, (4,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: np.int64) -> Step:
+        end = time.thread_time() + self.seconds  # of work: being interrupted does not count
+        while time.thread_time() < end:
+            pass
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+
+for _name, _limit in (
+    ("Chain", 100),
+    ("DeepSea", None),
+    ("Catch", None),
+    ("BlindCliffwalk", None),
+    ("Counter", None),
+    ("Spin", 1000),
+):
     gym.register(f"veldt/{_name}-v0", entry_point=f"veldt.envs.small:{_name}", max_episode_steps=_limit)

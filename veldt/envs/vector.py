@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+import numba
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -20,7 +21,7 @@ from veldt.envs.atari import Atari, find_protocol
 from veldt.envs.minatar import Seeded
 from veldt.errors import UserError, did_you_mean
 from veldt.step import EnvSpec
-from veldt.tree import Array, Spec, Tree, spec
+from veldt.tree import Array, ArraySpec, Spec, Tree, spec
 
 EnvLike = str | Callable[[], gym.Env[Any, Any]]
 BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
@@ -52,6 +53,7 @@ class Envs:
         self._began = False
         self._bad_in_a_row = np.zeros(self.n, np.int64)
         self._bounds = {key: _bounds(space) for key, space in _columns(env.single_observation_space, name).items()}
+        self._flat = {key: flat for key, x in self._bounds.items() if (flat := _flat(x, self.spec.observation[key]))}
         self._last = np.zeros(self.n, np.bool_)
         space = env.single_action_space
         starts = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
@@ -83,11 +85,9 @@ class Envs:
             raw, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:
             raise EnvError(f"{self.name}: step raised {type(error).__name__}: {error}") from error
-        first = self._last
         step = self._record(raw, reward, terminated, truncated)
         if isinstance(self.env, Atari) and "life_lost" in info:  # ends the return, not the episode
             step["discount"][info["life_lost"]] = 0.0
-        step["first"] = first
         self._last = step["last"]
         return step
 
@@ -106,15 +106,13 @@ class Envs:
             if outside is not None:
                 bad = outside if bad is None else bad | outside
         step["reward"] = np.asarray(reward, np.float32)
-        if not np.isfinite(step["reward"]).all():
+        step["discount"] = discount = np.empty(self.n, np.float32)
+        step["first"], step["last"], step["valid"] = flags = np.empty((3, self.n), np.bool_)
+        if not _flags(step["reward"], terminated, truncated, self._last, discount, flags):
             self._why = f"came with the reward {reward}"
             bad = ~np.isfinite(step["reward"]) | (False if bad is None else bad)
-        step["discount"] = 1.0 - np.asarray(terminated, np.float32)
-        step["first"] = np.zeros(self.n, np.bool_)
-        step["last"] = np.logical_or(terminated, truncated)
-        step["valid"] = np.ones(self.n, np.bool_)
         if bad is None:
-            if self._bad_in_a_row.any():
+            if np.count_nonzero(self._bad_in_a_row):
                 self._bad_in_a_row[:] = 0
         else:
             self._blank(step, bad)
@@ -122,6 +120,8 @@ class Envs:
 
     def _outside(self, name: str, x: Array) -> Array | None:
         """Which environments' observations are not finite or out of bounds; None: all are well."""
+        if name in self._flat and _inside(x.reshape(self.n, -1), *self._flat[name]):
+            return None
         finite, low, high = self._bounds[name]
         well = np.isfinite(x) if finite else None
         if low is not None:
@@ -256,6 +256,37 @@ def _columns(space: spaces.Space[Any], name: str) -> dict[str, spaces.Box]:
                 "for example with gymnasium.wrappers.FlattenObservation."
             )
     return {key: box for key, box in boxes.items() if isinstance(box, spaces.Box)}
+
+
+def _flat(bounds: tuple[bool, Array | None, Array | None], column: ArraySpec) -> tuple[Array, Array] | None:
+    """Lowest and highest value of each number of an observation, for those of floats."""
+    finite, low, high = bounds
+    if not finite or column.dtype.itemsize < 4:
+        return None
+    ends = ((-np.inf if x is None else x) * sign for x, sign in ((low, 1), (None if high is None else -high, -1)))
+    flat_low, flat_high = (np.broadcast_to(x, column.shape).astype(column.dtype).ravel() for x in ends)
+    return flat_low, flat_high
+
+
+@numba.njit("b1(f4[:], b1[:], b1[:], b1[:], f4[::1], b1[:,::1])", cache=True)
+def _flags(reward: Array, terminated: Array, truncated: Array, last_before: Array, discount: Array, flags: Array) -> bool:
+    """Fills in discount, first, last and valid; whether all rewards are finite."""
+    finite = True
+    for i in range(len(reward)):
+        discount[i] = 0.0 if terminated[i] else 1.0
+        flags[0, i], flags[1, i], flags[2, i] = last_before[i], terminated[i] | truncated[i], True
+        finite &= abs(reward[i]) < np.inf
+    return finite
+
+
+@numba.njit(["b1(f4[:,:], f4[::1], f4[::1])", "b1(f8[:,:], f8[::1], f8[::1])"], cache=True)
+def _inside(x: Array, low: Array, high: Array) -> bool:
+    """Whether all of x [n, size] is finite and within bounds [size]."""
+    well = True
+    for i in range(len(x)):
+        for j in range(len(low)):
+            well &= (x[i, j] >= low[j]) & (x[i, j] <= high[j]) & (abs(x[i, j]) < np.inf)
+    return well
 
 
 def _bounds(box: spaces.Box) -> tuple[bool, Array | None, Array | None]:

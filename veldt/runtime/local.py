@@ -14,17 +14,21 @@ the weights and the store's blocks are the supervisor's, so they are all still t
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
+import math
 import os
-import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
 
 from veldt import callables
 from veldt.block import Schema
@@ -46,9 +50,9 @@ from veldt.runtime.board import (
 )
 from veldt.runtime.process import MESSAGE, Plan
 from veldt.runtime.remote import PORTS, seam
-from veldt.runtime.shm import Arena, make_memory
+from veldt.runtime.shm import PAGE, Arena, make_memory
 from veldt.slots import Slots
-from veldt.tree import Tree
+from veldt.tree import Array, Tree
 
 log = logging.getLogger("veldt")
 
@@ -56,9 +60,13 @@ TICK_S = 0.02  # between two looks of the supervisor
 WATCH_S = 0.25
 STOP_S = 2.0  # that processes get to close what they have open
 ANSWER_S = 20.0  # for an answer of a process, such as its state
+OTHERS_S = 1.0  # the same of one that can be done without
+STUCK_S = 60.0  # without any work of any process before the run stops, or twice the longest step
 BACK_OFF_S = (0.1, 10.0)  # the wait before a process that failed at once is started again: first and longest
 IN_A_ROW = 5  # failures without any work between them before the run stops
-HEALTHY = 200  # env steps, updates or evaluations after which a failure counts as the first one
+NICE = 10  # of the processes that nobody relies on
+HEALTHY = 100  # env steps or updates after which a failure counts as the first one
+LONG_LIFE_S = 120.0  # and so does one after such a life, or after four times the longest step
 
 
 @dataclass(frozen=True)
@@ -110,10 +118,13 @@ def make_plan(program: Program) -> Plan:
 
 def _kind(node: Node) -> type:
     """The class of the object that a node will be."""
-    if isinstance(node.build, type):
-        return node.build
+    build = node.build
+    while isinstance(build, functools.partial):
+        build = build.func
+    if isinstance(build, type):
+        return build
     try:
-        found = get_type_hints(node.build).get("return", object)
+        found = get_type_hints(build).get("return", object)
     except (NameError, TypeError):
         found = object
     return found if isinstance(found, type) else object
@@ -142,7 +153,8 @@ class Child:
     ready: bool = False
     restarts: int = 0
     failures: int = 0  # in a row
-    work: int = 0  # its counts when it was started
+    work: int = 0  # its counts when it was ready
+    began: float = 0.0  # when it was forked
     due: float = 0.0  # when it is to be started again
     error: dict[str, Any] | None = None  # the last it told
     killed: str = ""  # why we killed it
@@ -158,7 +170,7 @@ class Supervisor:
         self.recover: dict[str, dict[str, Any]] = {}  # the state of nodes that a killed process goes on from
         self.answers: dict[int, tuple[Any, int | None]] = {}
         self.asked = 0
-        self.restarts: list[float] = []  # how long each took, in seconds
+        self.expected: set[int] = set()  # numbers of questions whose answers somebody waits for
         self._zygote: zygote.Zygote | None = None
         self._watched = self._moved_at = time.monotonic()
         self._moved = -1
@@ -180,7 +192,10 @@ class Supervisor:
         plan.save(self.descriptors["plan"])
         for name in plan.processes:
             self.children[name] = Child(name, self.board.row(plan.row(name)), self.options.first_incarnation)
-        self._begin()
+        try:
+            self._begin()
+        except zygote.ZygoteDied as error:
+            self._replace_zygote(error)
         self.wait(lambda: all(child.ready for child in self.children.values()), zygote.START_S, "start")
 
     def _begin(self) -> None:
@@ -195,36 +210,39 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         child.socket, child.ready, child.error, child.killed, child.pid, child.due = ours, False, None, "", 0, 0.0
-        child.work = self._work(child)
+        child.began, child.work = time.monotonic(), self._work(child)
         child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
-        order = {"incarnation": child.incarnation, "orders": child.row[ORDERS]}
+        # Where there are more processes than cores, those that others rely on come first: the learner.
+        nice = 0 if self.serves(child.name) else NICE
+        order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": nice}
         fds = [theirs.fileno()]
         state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}
         if state and child.restarts:
             fds.append(write_state(state))
         assert self._zygote is not None
-        self._zygote.fork(child.name, order, fds)
-        theirs.close()
-        for fd in fds[1:]:
-            os.close(fd)
+        try:
+            self._zygote.fork(child.name, order, fds)
+        finally:
+            theirs.close()
+            for fd in fds[1:]:
+                os.close(fd)
 
     def tick(self, seconds: float = TICK_S) -> None:
         """Waits a moment for something to happen, and sees to what did."""
         assert self._zygote is not None
-        sockets = {child.socket: child for child in self.children.values() if child.socket is not None}
-        readable, _, _ = select.select([self._zygote.socket, *sockets], [], [], seconds)
-        for connection in readable:
-            if connection in sockets:
-                self._hear(sockets[connection])
+        sockets = {child.socket.fileno(): child for child in self.children.values() if child.socket is not None}
+        for fd in zygote.readable([self._zygote.socket.fileno(), *sockets], seconds):
+            if fd in sockets:
+                self._hear(sockets[fd])
         try:
             for event in self._zygote.events():
                 self._see(event)
+            for child in self.children.values():
+                if child.due and time.monotonic() >= child.due:
+                    self._fork(child)
         except zygote.ZygoteDied as error:
             self._replace_zygote(error)
         now = time.monotonic()
-        for child in self.children.values():
-            if child.due and now >= child.due:
-                self._fork(child)
         if now - self._watched > WATCH_S:
             self._watched = now
             self._watch()
@@ -259,12 +277,20 @@ class Supervisor:
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:
-                self.answers[message["answer"]] = message.get("result"), fds[0] if fds else None
+                self._take_answer(message["answer"], message.get("result"), fds)
             elif "error" in message:
                 child.error = message
             elif "ready" in message:
-                child.ready = True
+                child.ready, child.work = True, self._work(child)
                 self._write_processes()
+
+    def _take_answer(self, number: int, result: Any, fds: list[int]) -> None:
+        if number in self.expected:
+            self.expected.remove(number)
+            self.answers[number] = result, fds[0] if fds else None
+        else:  # nobody waits for it any more
+            for fd in fds:
+                os.close(fd)
 
     def _see(self, event: dict[str, Any]) -> None:
         """What the zygote tells: a process was forked, or has ended."""
@@ -285,8 +311,8 @@ class Supervisor:
         error = child.error
         if error is not None:
             self._judge(child, error)
-        worked = self._work(child) - child.work >= HEALTHY
-        child.failures = 1 if worked else child.failures + 1
+        child.failures = 1 if self._was_healthy(child) else child.failures + 1
+        child.ready = False
         why = child.killed or (f"{error['type']}: {error['text']}" if error else _status(status))
         if child.failures >= IN_A_ROW:
             told = error["traceback"] if error else ""
@@ -306,32 +332,43 @@ class Supervisor:
             raise UserError(error["text"])
         if error["error"] == "diverged":
             raise Diverged(error["text"])
-        if self._serves(child.name):
+        if self.serves(child.name):
             raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
 
-    def _serves(self, process: str) -> bool:
+    def serves(self, process: str) -> bool:
         """Others rely on what this process holds: an error in it is ours, and would come again."""
         nodes = self.plan.processes[process]
         held = any(f"arena {node}" in self.descriptors for node in nodes)
         return held or any(node in nodes for _, node, _ in self.plan.channels)
+
+    def _was_healthy(self, child: Child) -> bool:
+        """What failed now did well before. Not all that is alive counts something: then a long life will do."""
+        long = max(LONG_LIFE_S, 4 * self.options.step_timeout)
+        return child.ready and (self._work(child) - child.work >= HEALTHY or time.monotonic() - child.began > long)
 
     def _work(self, child: Child) -> int:
         return int(self.board.counts[self.plan.row(child.name)].sum())
 
     def _replace_zygote(self, error: Exception) -> None:
         """Every process went with it, and comes back from a new one."""
-        log.error("%s; all processes are started again", error)
-        assert self._zygote is not None
-        self._zygote.close()
-        for child in self.children.values():
-            if child.socket is not None:
-                child.socket.close()
-            child.failures += 1
-            child.restarts += 1
-            child.incarnation += 1
-            if child.failures >= IN_A_ROW:
-                raise ProcessFailed(f"the processes ended {IN_A_ROW} times without any work between: {error}", "")
-        self._begin()
+        while True:
+            log.error("%s; all processes are started again", str(error))
+            assert self._zygote is not None
+            self._zygote.close()
+            for child in self.children.values():
+                if child.socket is not None:
+                    child.socket.close()
+                    child.socket = None
+                child.failures = 1 if self._was_healthy(child) else child.failures + 1
+                child.ready, child.pid = False, 0
+                child.restarts += 1
+                child.incarnation += 1
+                if child.failures >= IN_A_ROW:
+                    raise ProcessFailed(f"all processes ended {IN_A_ROW} times without any work between: {error}")
+            try:
+                return self._begin()
+            except zygote.ZygoteDied as again:
+                error = again
 
     # What the supervisor looks at.
 
@@ -359,9 +396,9 @@ class Supervisor:
         moved = int(self.board.counts.sum()) + sum(child.restarts for child in self.children.values())
         if moved != self._moved or self.board.hold:
             self._moved, self._moved_at = moved, time.monotonic()
-        elif time.monotonic() - self._moved_at > max(60.0, 2 * self.options.step_timeout):
+        elif (idle := time.monotonic() - self._moved_at) > max(STUCK_S, 2 * self.options.step_timeout):
             what = "; ".join(f"{child.name} {self._where(child, child.row[DOING])}" for child in self.children.values())
-            raise Stuck(f"No process has done any work for a minute ({what}); look at the store's limiter and capacity.")
+            raise Stuck(f"No process has worked for {idle:.0f} s ({what}); look at the store's limiter and capacity.")
 
     def _where(self, child: Child, doing: int) -> str:
         if doing == WAITING:
@@ -375,13 +412,13 @@ class Supervisor:
         before = os.fstat(stacks).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + 1.0
+        deadline, text = time.monotonic() + 1.0, b""
         while time.monotonic() < deadline:
-            text = os.pread(stacks, 1 << 16, before)
-            if text.count(b"\n\n") or text.endswith(b"\n"):
+            time.sleep(0.03)
+            sooner, text = text, os.pread(stacks, 1 << 16, before)
+            if text and text == sooner:  # it has been written to the end
                 return text.decode(errors="replace")
-            time.sleep(0.01)
-        return "(none: it does not answer signals; is it stopped?)"
+        return text.decode(errors="replace") or "(none: it does not answer signals; is it stopped?)"
 
     # What the supervisor asks for.
 
@@ -400,25 +437,39 @@ class Supervisor:
         finally:
             for fd in fds:
                 os.close(fd)
+        self.expected.add(self.asked)
         child.row[ORDERS] += 1
         self.board.bell(self.plan.row(name)).ring()
         return self.asked
 
-    def ask_all(self, what: str, states: dict[str, Any] | None = None) -> dict[str, tuple[Any, int | None]]:
-        """The answers of all processes that gave one in time; those of `states`, by process, or all."""
-        numbers: dict[str, int] = {}
-        for name in self.children if states is None else states:
-            number = self.ask(name, what, state=None if states is None else states[name])
-            if number is not None:
-                numbers[name] = number
-        gone = {name: self.children[name].incarnation for name in numbers}
+    def ask_all(
+        self, what: str, needed: Collection[str], states: dict[str, Any] | None = None
+    ) -> dict[str, tuple[Any, int | None]]:
+        """The answers by process. A needed one that is not there, or dies meanwhile, is asked again in its next life."""
+        answers = self._ask_once(what, self.children, needed, states or {})
+        deadline = time.monotonic() + ANSWER_S + self.options.step_timeout
+        while missing := [name for name in needed if name not in answers]:
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{', '.join(missing)} did not answer ({what})")
+            self.tick(0.005)
+            if all(self.children[name].ready for name in missing):
+                answers |= self._ask_once(what, missing, needed, states or {})
+        return answers
 
-        def answered() -> bool:
-            alive = (n for name, n in numbers.items() if self.children[name].incarnation == gone[name])
-            return all(n in self.answers for n in alive)
+    def _ask_once(
+        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any]
+    ) -> dict[str, tuple[Any, int | None]]:
+        asked = [(name, self.ask(name, what, state=states.get(name))) for name in names]
+        numbers = {name: number for name, number in asked if number is not None}
+        lives = {name: self.children[name].incarnation for name in numbers}
 
-        self.wait(answered, ANSWER_S, what)
-        return {name: self.answers.pop(n) for name, n in numbers.items() if n in self.answers}
+        def settled(some: Collection[str]) -> bool:
+            return all(numbers[x] in self.answers or self.children[x].incarnation != lives[x] for x in some)
+
+        self.wait(lambda: settled([name for name in numbers if name in needed]), ANSWER_S, what)
+        self.wait(lambda: settled(numbers), OTHERS_S, what)
+        self.expected -= set(numbers.values())
+        return {name: self.answers.pop(number) for name, number in numbers.items() if number in self.answers}
 
     @property
     def zygote_pid(self) -> int:
@@ -439,28 +490,52 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ends all processes and gives everything back."""
-        if self.board is not None:
-            self.board.quit = True
-            for row in range(1, self.board.rows):
-                self.board.bell(row).ring()
-        if self._zygote is not None:
-            deadline = time.monotonic() + STOP_S
-            with contextlib.suppress(zygote.ZygoteDied, OSError, ValueError):
-                while any(child.pid for child in self.children.values()) and time.monotonic() < deadline:
-                    select.select([self._zygote.socket], [], [], 0.01)
-                    gone = {event["exited"] for event in self._zygote.events() if "exited" in event}
-                    for child in self.children.values():
-                        child.pid = 0 if child.pid in gone else child.pid
-            self._zygote.close()
-            self._zygote = None
-        for child in self.children.values():
-            if child.socket is not None:
-                child.socket.close()
-        for fd in self.descriptors.values():
-            os.close(fd)
-        self.descriptors = {}
-        if self.options.directory is not None:
-            (self.options.directory / "processes.json").unlink(missing_ok=True)
+        try:
+            if self.board is not None and self._zygote is not None:
+                self._end_processes()
+        finally:
+            if self._zygote is not None:
+                self._zygote.close()
+                self._zygote = None
+            for child in self.children.values():
+                if child.socket is not None:
+                    child.socket.close()
+                    child.socket = None
+            for _, fd in self.answers.values():
+                if fd is not None:
+                    os.close(fd)
+            for fd in self.descriptors.values():
+                os.close(fd)
+            self.answers, self.descriptors = {}, {}
+            if self.options.directory is not None:
+                (self.options.directory / "processes.json").unlink(missing_ok=True)
+
+    def _end_processes(self) -> None:
+        """They are asked to, and those that do not are killed; the zygote sees to it that none is left as a zombie."""
+        self.board.quit = True
+        for row in range(1, self.board.rows):
+            self.board.bell(row).ring()
+        for seconds, last in ((STOP_S, False), (1.0, True)):
+            deadline = time.monotonic() + seconds
+            with contextlib.suppress(zygote.ZygoteDied, OSError):
+                while self._reap() and time.monotonic() < deadline:
+                    assert self._zygote is not None
+                    zygote.readable([self._zygote.socket.fileno()], 0.01)
+            for child in self.children.values():
+                if child.pid and not last:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child.pid, signal.SIGKILL)
+
+    def _reap(self) -> bool:
+        """Whether any process is left."""
+        assert self._zygote is not None
+        for event in self._zygote.events():
+            for child in self.children.values():
+                if child.name == event.get("forked"):
+                    child.pid = event["pid"]
+                elif child.pid and child.pid == event.get("exited"):
+                    child.pid, child.due = 0, math.inf
+        return any(child.pid or (child.socket is not None and not child.due) for child in self.children.values())
 
 
 def _status(status: int) -> str:
@@ -503,8 +578,10 @@ class LocalNodes:
         self.holding = False
 
     def state(self) -> dict[str, dict[str, Any]]:
+        """Of a process that is being started again there is none, unless others rely on it: that one is waited for."""
         out: dict[str, dict[str, Any]] = {}
-        for _, fd in self.supervisor.ask_all("state").values():
+        needed = [name for name in self.supervisor.children if self.supervisor.serves(name)]
+        for _, fd in self.supervisor.ask_all("state", needed).values():
             if fd is not None:
                 out |= read_state(fd)
         for name, kind in self.supervisor.plan.shared.items():
@@ -522,18 +599,15 @@ class LocalNodes:
             process: {node: state[node] for node in nodes if node in state}
             for process, nodes in supervisor.plan.processes.items()
         }
-        answers = supervisor.ask_all("load", parts)
-        if len(answers) < len(parts):
-            missing = ", ".join(sorted(parts.keys() - answers.keys()))
-            raise ProcessFailed(f"{missing} did not take its state from the checkpoint", "")
         self._loaded = state
         self._keep(state)
+        supervisor.ask_all("load", list(parts), parts)
 
     def _keep(self, state: dict[str, dict[str, Any]]) -> None:
         """What a killed learner goes on from. Actors begin anew, and stores have their memory."""
         supervisor = self.supervisor
         for process, nodes in supervisor.plan.processes.items():
-            if supervisor._serves(process):
+            if supervisor.serves(process):
                 kept = {n: state[n] for n in nodes if n in state and f"arena {n}" not in supervisor.descriptors}
                 supervisor.recover |= kept
 
@@ -552,6 +626,20 @@ class LocalNodes:
         self.supervisor.board.stopping = True
 
 
+class _Pages:
+    """Memory that only counts how much an Arena would give."""
+
+    found = False
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
+        zero = np.zeros((), dtype)
+        self.nbytes += -(-max(1, zero.nbytes * int(np.prod(shape, dtype=np.int64))) // PAGE) * PAGE
+        return np.broadcast_to(zero, shape)
+
+
 class MappedStore:
     """The blocks of a store that runs in another process, read and written where they lie. `state` is what that store told,
     or was told, of itself."""
@@ -560,7 +648,14 @@ class MappedStore:
         self._supervisor, self._name = supervisor, name
         node = supervisor.plan.nodes[name]
         (self.schema,) = walk((node.args, node.kwargs), Schema)
-        self._slots = Slots(self.schema, len(state["items"]), Arena(supervisor.descriptors[f"arena {name}"]))
+        # The slots and the counts are what a store takes last of its memory; what lies before is its selector's.
+        pages = _Pages()
+        Slots(self.schema, len(state["items"]), pages)
+        pages.zeros(1, np.int64)
+        arena = Arena(supervisor.descriptors[f"arena {name}"])
+        if before := os.fstat(arena.fd).st_size - pages.nbytes:
+            arena.zeros(before, np.uint8)
+        self._slots = Slots(self.schema, len(state["items"]), arena)
         self.oldest, self.next = int(state["counts"]["oldest"]), int(state["counts"]["next"])
 
     def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:
@@ -577,7 +672,7 @@ class MappedStore:
         supervisor = self._supervisor
         number = supervisor.ask(supervisor.plan.home(self._name), "drop_blocks", self._name, (first, stop))
         if number is None or not supervisor.wait(lambda: number in supervisor.answers, ANSWER_S, "drop_blocks"):
-            raise ProcessFailed(f"{self._name} does not answer", "")
+            raise ProcessFailed(f"{self._name} does not answer")
         return int(supervisor.answers.pop(number)[0])
 
 

@@ -27,7 +27,7 @@ from veldt import callables
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
 from veldt.program import Node, resolve
-from veldt.runtime.base import busy_parts
+from veldt.runtime.base import busy_parts, merge
 from veldt.runtime.board import (
     BUILDING,
     DOING,
@@ -45,7 +45,7 @@ from veldt.runtime.shm import Arena, Latest, Reader, Writer
 from veldt.runtime.zygote import set_title
 
 METRICS_S = 0.25  # between two reports
-MESSAGE = 1 << 16
+MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
 SPIN = 30  # looks for work before a process that serves calls goes to sleep
 CALL_SLOTS = 8
 
@@ -93,6 +93,7 @@ def run(name: str, order: dict[str, Any], descriptors: dict[str, int], fds: list
     set_title(f"veldt {name}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(order["nice"])
     connection = socket.socket(fileno=fds[0])
     code = 0
     try:
@@ -110,11 +111,10 @@ def _tell_error(connection: socket.socket, error: BaseException) -> None:
     kinds: dict[type[BaseException], str] = {UserError: "user", Diverged: "diverged", EnvError: "env"}
     kind = kinds.get(type(error), "error")
     text = traceback.format_exc()
-    message = {"error": kind, "text": str(error)[:8000], "type": type(error).__name__, "traceback": text[-30_000:]}
-    connection.setblocking(True)
+    message = {"error": kind, "text": str(error)[:4_000], "type": type(error).__name__, "traceback": text[-16_000:]}
     connection.settimeout(1.0)
     with contextlib.suppress(OSError):
-        connection.send(json.dumps(message).encode())
+        connection.send(json.dumps(message, ensure_ascii=False).encode(errors="replace"))
 
 
 class Host:
@@ -251,9 +251,7 @@ class Host:
 
     def _tell_metrics(self) -> None:
         now = time.perf_counter()
-        for thing in self.objects.values():
-            if hasattr(thing, "metrics"):
-                self.unsent |= thing.metrics()
+        self.unsent |= merge(thing.metrics() for thing in self.objects.values() if hasattr(thing, "metrics"))
         names = list(self.objects)
         self.unsent |= busy_parts({names[i]: self.busy[i] for i, _ in self.workers}, now - self.since)
         self.since, self.busy = now, [0.0] * len(self.busy)

@@ -20,6 +20,8 @@ from veldt.tree import PACKED, Array, Tree
 class Outbox(Protocol):
     def put(self, tree: Tree) -> bool: ...  # False: not now
 
+    def last(self) -> Tree | None: ...  # views of the newest message, read or not, of whichever life
+
     @property
     def written(self) -> int: ...  # messages ever put, over all lives
 
@@ -109,7 +111,9 @@ class StoreHost:
     def step(self) -> bool:
         worked = False
         for inbox in self._inboxes:
-            while (message := inbox.peek()) is not None:
+            for _ in range(inbox.waiting):  # and not what comes meanwhile: whoever shares this process has its turn
+                message = inbox.peek()
+                assert message is not None
                 if not self._store.insert(*self._unpack(message)):
                     break
                 inbox.pop()
@@ -144,9 +148,8 @@ class RemotePolicy:
         self._begin: set[int] = set()  # groups that begin anew, of which the policy does not know yet
 
     def send(self, group: int, step: Tree) -> bool:
-        if group in self._begin and self._ask(RESET, group, {}) is None:
+        if not self._begun(group):
             return False
-        self._begin.discard(group)
         number = self._ask(SEND, group, step)
         if number is not None:
             self._asked[group] = number
@@ -161,7 +164,7 @@ class RemotePolicy:
 
     def flush(self, group: int) -> bool:
         if group not in self._flushing:
-            number = self._ask(FLUSH, group, {})
+            number = self._ask(FLUSH, group, {}) if self._begun(group) else None
             if number is None:
                 return False
             self._flushing[group] = number
@@ -173,6 +176,13 @@ class RemotePolicy:
         self._answers.pop(group, None)
         self._flushing.pop(group, None)
         self._begin.add(group)
+
+    def _begun(self, group: int) -> bool:
+        """Tells the policy that the group begins anew, if it does. False: not now."""
+        if group in self._begin and self._ask(RESET, group, {}) is None:
+            return False
+        self._begin.discard(group)
+        return True
 
     def _ask(self, what: int, group: int, step: Tree) -> int | None:
         number = self._out.written
@@ -189,11 +199,16 @@ class RemotePolicy:
 
 
 class PolicyHost:
-    """Answers the questions of all processes. A question stays in its stream until it is answered: none is lost."""
+    """Answers the questions of all processes. A question stays in its stream until it is answered: none is lost.
+
+    None is answered twice either: what was asked has been recorded with the action of the first answer.
+    """
 
     def __init__(self, policy: Any, channels: list[Served]) -> None:
         self._policy, self._channels = policy, channels
         self._sent: set[int] = set()  # channels whose oldest question the policy has taken
+        self._answers: dict[int, Tree] = {}  # channel -> the answer to its oldest question, which waits for room
+        self._fresh = set(range(len(channels)))  # channels whose oldest question an earlier life may have answered
 
     def step(self) -> bool:
         return any([self._serve(index, channel) for index, channel in enumerate(self._channels)])
@@ -204,27 +219,40 @@ class PolicyHost:
             return False
         assert channel.back is not None
         what, group, number = message["question"].tolist()
-        answer: Tree = {"answer": np.array([group, number], np.int64)}
-        if what == SEND:
-            step = {name: x for name, x in message.items() if name != "question"}
-            if index not in self._sent:
-                if not self._policy.send(group, step):
-                    return False
-                self._sent.add(index)
-            out = self._policy.recv(group)
-            if out is None:
-                return False
-            self._sent.discard(index)
-            # Of what the policy tells, the environments need the action alone; the rest was recorded here.
-            assert channel.back.put(answer | {"action": out["action"]}), "more answers than questions"
-        elif what == FLUSH:
-            if not self._policy.flush(group):
-                return False
-            assert channel.back.put(answer), "more answers than questions"
-        else:
+        if index in self._fresh:
+            self._fresh.discard(index)
+            last = channel.back.last()
+            if last is not None and last["answer"].tolist() == [group, number]:
+                channel.there.pop()
+                return True
+        if what == RESET:
             self._policy.reset(group)
+        else:
+            if index not in self._answers:
+                answer = self._take(index, what, group, message)
+                if answer is None:
+                    return False
+                self._answers[index] = {"answer": np.array([group, number], np.int64), **answer}
+            if not channel.back.put(self._answers[index]):
+                return False
+            del self._answers[index]
         channel.there.pop()
         return True
+
+    def _take(self, index: int, what: int, group: int, message: Tree) -> Tree | None:
+        """What the policy answers; None: not yet."""
+        if what == FLUSH:
+            return {} if self._policy.flush(group) else None
+        if index not in self._sent:
+            step = {name: x.copy() for name, x in message.items() if name != "question"}
+            if not self._policy.send(group, step):
+                return None
+            self._sent.add(index)
+        out = self._policy.recv(group)
+        if out is None:
+            return None
+        self._sent.discard(index)
+        return {"action": out["action"]}  # all that the environments need; the rest was recorded here
 
 
 PORTS = {"store": (RemoteStore, StoreHost), "policy": (RemotePolicy, PolicyHost)}

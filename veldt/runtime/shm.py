@@ -167,6 +167,11 @@ class Format:
         return {name: memory.array(offset + at, shape, dtype) for (name, dtype, shape), at in parts}
 
 
+def _ring_bytes(slots: int, slot_bytes: int) -> int:
+    """Bytes of a ring of so many slots, which is where the next slot would begin."""
+    return PAGE + MOST_FORMATS * FORMAT_BYTES + slots * (SLOT_HEADER + slot_bytes)
+
+
 class Ring:
     """What both ends of a ring share. A message is a flat dict of arrays (a Tree); slots are reused in turn."""
 
@@ -182,13 +187,14 @@ class Ring:
             return None
         if self._memory is None or self._words[SHAPE] != self._shape:
             memory = Memory(self.fd)
-            words = memory.words(0, PAGE // 8)
-            if words[SHAPE] == 0:
+            shape = memory.words(0, 1)[SHAPE]
+            if shape == 0:
                 return None
-            self._memory, self._words, self._shape = memory, words, words[SHAPE]
-            self.slots, self.slot_bytes = divmod(self._shape, 1 << 40)
-            first = PAGE + MOST_FORMATS * FORMAT_BYTES
-            self._at = [first + i * (SLOT_HEADER + self.slot_bytes) for i in range(self.slots)]
+            self.slots, self.slot_bytes = divmod(shape, 1 << 40)
+            if memory.nbytes < _ring_bytes(self.slots, self.slot_bytes):
+                memory = Memory(self.fd)  # it grew between the two looks, and had its size before its shape
+            self._memory, self._words, self._shape = memory, memory.words(0, PAGE // 8), shape
+            self._at = [_ring_bytes(i, self.slot_bytes) for i in range(self.slots)]
             self._headers = [memory.words(at, SLOT_HEADER // 8) for at in self._at]
             self._formats: list[Format] = []
             self._views: dict[tuple[int, int], Tree] = {}
@@ -201,6 +207,22 @@ class Ring:
             found = self._formats[format_].views(self._memory, self._at[slot] + SLOT_HEADER)
             self._views[slot, format_] = found
         return found
+
+    def _holds(self, slot: int, number: int) -> bool:
+        """Whether this slot holds message `number`, committed."""
+        header = self._headers[slot]
+        format_ = header[FORMAT]
+        if format_ >= len(self._formats):
+            self._read_formats()
+        known = 0 <= format_ < len(self._formats)
+        return known and header[COMMIT] == number + 1 and header[LENGTH] == self._formats[format_].nbytes
+
+    def _read_formats(self) -> None:
+        assert self._memory is not None
+        memory = self._memory
+        while len(self._formats) < self._words[FORMATS]:
+            at = PAGE + len(self._formats) * FORMAT_BYTES
+            self._formats.append(Format.load(bytes(memory.map[at + 8 : at + 8 + memory.words(at, 1)[0]])))
 
     def _checksum(self, slot: int, nbytes: int) -> int:
         assert self._memory is not None
@@ -248,6 +270,14 @@ class Writer(Ring):
             self.reader.ring()
         return True
 
+    def last(self) -> Tree | None:
+        """Views of the newest message, read or not, of whichever life; None: none, or the slots were made larger since."""
+        head = self.written
+        if head == 0 or not self._holds((head - 1) % self.slots, head - 1):
+            return None
+        slot = (head - 1) % self.slots
+        return self._slot_views(slot, self._headers[slot][FORMAT])
+
     # The four steps of a write. A kill between any two of them leaves nothing that a reader would take.
 
     def _reserve(self, slot: int) -> None:
@@ -271,7 +301,7 @@ class Writer(Ring):
         """Gives the ring, which must be empty, slots of this size."""
         size = SLOT_HEADER + nbytes
         slots = max(2, min(self.most, self.budget // size))
-        memory = Memory(self.fd, PAGE + MOST_FORMATS * FORMAT_BYTES + slots * size)
+        memory = Memory(self.fd, _ring_bytes(slots, nbytes))
         memory.words(0, 1)[SHAPE] = slots << 40 | nbytes
         formats = self._formats if self._memory is not None else []
         self._map()
@@ -284,8 +314,7 @@ class Writer(Ring):
 
     def _new_format(self, tree: Tree, key: Any) -> int:
         assert self._memory is not None
-        while len(self._formats) < self._words[FORMATS]:  # those of an earlier life of this writer
-            self._formats.append(_read_format(self._memory, len(self._formats)))
+        self._read_formats()  # those of an earlier life of this writer
         new = Format.of(tree)
         number = next((i for i, known in enumerate(self._formats) if known.columns == new.columns), None)
         if number is None:
@@ -301,11 +330,6 @@ class Writer(Ring):
         return number
 
 
-def _read_format(memory: Memory, number: int) -> Format:
-    at = PAGE + number * FORMAT_BYTES
-    return Format.load(bytes(memory.map[at + 8 : at + 8 + memory.words(at, 1)[0]]))
-
-
 class Reader(Ring):
     """The reading end: `peek` gives views of the oldest message, which stay good until `pop` frees its slot."""
 
@@ -314,42 +338,44 @@ class Reader(Ring):
         self.writer = writer
 
     def peek(self) -> Tree | None:
-        if (self._memory is None or self._words[SHAPE] != self._shape) and self._map() is None:
+        if self._memory is None and self._map() is None:
             return None
         words = self._words
         tail = words[TAIL]
         if words[HEAD] <= tail:
             return None
+        if words[SHAPE] != self._shape:  # asked after the head: the message may be the first in larger slots
+            self._map()
         slot = tail % self.slots
-        header = self._headers[slot]
-        number = header[FORMAT]
-        if number >= len(self._formats):
-            assert self._memory is not None
-            while len(self._formats) < words[FORMATS]:
-                self._formats.append(_read_format(self._memory, len(self._formats)))
-        if header[COMMIT] != tail + 1 or header[LENGTH] != self._formats[number].nbytes or not self._sound(slot):
+        if not self._sound(slot, tail):
             raise Torn(f"message {tail} of a stream was never committed, or changed after that")
-        return self._slot_views(slot, number)
+        return self._slot_views(slot, self._headers[slot][FORMAT])
 
     def _slot_views(self, slot: int, format_: int) -> Tree:
         if (slot, format_) not in self._views:
             read_only(super()._slot_views(slot, format_))
         return self._views[slot, format_]
 
-    def _sound(self, slot: int) -> bool:
-        header = self._headers[slot]
-        if header[CHECKSUM] < 0:
+    def _sound(self, slot: int, number: int) -> bool:
+        if self._whole(slot, number):
             return True
         deadline = time.monotonic() + 1.0  # where stores become visible in any order, the last may take a moment
-        while self._checksum(slot, header[LENGTH]) != header[CHECKSUM]:
-            if time.monotonic() > deadline:
-                return False
-        return True
+        while CHECKED and time.monotonic() < deadline:
+            if self._whole(slot, number):
+                return True
+        return False
+
+    def _whole(self, slot: int, number: int) -> bool:
+        header = self._headers[slot]
+        if not self._holds(slot, number):
+            return False
+        return header[CHECKSUM] < 0 or header[CHECKSUM] == self._checksum(slot, header[LENGTH])
 
     def pop(self) -> None:
-        self._words[TAIL] += 1
-        if self.writer is not None:
-            self.writer.ring()
+        words = self._words
+        words[TAIL] = tail = words[TAIL] + 1
+        if self.writer is not None and 2 * (words[HEAD] - tail) <= self.slots:
+            self.writer.ring()  # one that waits for room has half of the slots then, and is not woken for each
 
 
 class Latest:
@@ -358,7 +384,7 @@ class Latest:
     A reader takes what it copied only if the version has not changed meanwhile; a writer that dies has not changed it.
     """
 
-    VERSION, SIZE, TAG = 0, 1, 2  # words; the tags of the two slots follow one another
+    VERSION, SIZE, TAG, CHECKSUM = 0, 1, 2, 4  # words; the tags and the checksums are two each, one for each slot
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -389,6 +415,7 @@ class Latest:
         version = self._words[self.VERSION] + 1
         self._slots[version & 1][...] = data
         self._words[self.TAG + (version & 1)] = tag
+        self._words[self.CHECKSUM + (version & 1)] = zlib.crc32(data.data) if CHECKED else -1
         self._words[self.VERSION] = version
 
     def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None:
@@ -401,8 +428,9 @@ class Latest:
             tag = words[self.TAG + (version & 1)]
             if tag == have and words[self.VERSION] == version:
                 return None
+            checksum = words[self.CHECKSUM + (version & 1)]
             value = self._slots[version & 1].copy()
-            if words[self.VERSION] == version:
+            if words[self.VERSION] == version and (checksum < 0 or zlib.crc32(value.data) == checksum):
                 return tag, value.view(dtype)
         return None
 

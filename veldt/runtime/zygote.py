@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -23,8 +24,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from veldt.errors import ProcessFailed
 
 MOST_FDS = 200  # in one message
 PAD = 200  # bytes of the command line that a title may be written over
@@ -36,7 +39,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 Run = Callable[[str, dict[str, Any], dict[str, int], list[int]], None]  # name, order, shared descriptors, its own
 
 
-class ZygoteDied(RuntimeError):
+class ZygoteDied(ProcessFailed):
     """The process that all others come from has gone."""
 
 
@@ -47,8 +50,12 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **threads, "VELDT_PATH": json.dumps(sys.path)}
-        code = "from veldt.runtime.zygote import main; main()"
-        command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid()), " " * PAD]
+        # -P: what lies in the working directory, such as the user's own json.py, is not imported unless it is on our path.
+        code = (
+            "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('VELDT_PATH')); "
+            "from veldt.runtime.zygote import main; main()"
+        )
+        command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid()), " " * PAD]
         # A session of its own: a Ctrl-C in the terminal reaches the supervisor alone.
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
@@ -99,15 +106,25 @@ class Zygote:
             raise ZygoteDied(f"the zygote cannot be reached ({error}), exit status {self.process.poll()}") from None
 
     def _receive(self, seconds: float) -> dict[str, Any] | None:
-        readable, _, _ = select.select([self.socket], [], [], seconds)
-        if not readable:
+        if not readable([self.socket.fileno()], seconds):
             return None
-        data = self.socket.recv(MESSAGE)
+        try:
+            data = self.socket.recv(MESSAGE)
+        except ConnectionResetError:  # it had not read all that it was told
+            data = b""
         if not data:
             raise ZygoteDied(f"the zygote died with exit status {self.process.wait(5.0)}")
         message: dict[str, Any] = json.loads(data)
         self.ready |= "ready" in message
         return message if message else None
+
+
+def readable(fds: Iterable[int], seconds: float) -> list[int]:
+    """Those that can be read, or have ended, waiting so long for the first. (select takes no more than 1024.)"""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(math.ceil(1e3 * seconds))]
 
 
 _early: list[Zygote] = []
@@ -160,7 +177,6 @@ def main() -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_title("veldt zygote")
-    sys.path[:] = json.loads(os.environ.pop("VELDT_PATH"))
     import torch
 
     torch.set_num_threads(1)
@@ -196,7 +212,10 @@ class Server:
                 os.read(self.wakeup, 4096)
                 self._reap()
             if self.socket.fileno() in readable:
-                data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE, MOST_FDS)
+                try:
+                    data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE, MOST_FDS)
+                except ConnectionResetError:  # the supervisor has not even read what we told
+                    data = b""
                 if not data:
                     os._exit(0)  # the supervisor is gone, and the kernel is about to say so
                 self._obey(json.loads(data), fds)

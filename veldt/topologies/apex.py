@@ -10,6 +10,8 @@ they acted on, send blocks, and take newer weights from time to time; they wait 
 
 from __future__ import annotations
 
+from typing import Any
+
 from veldt.actor import Actor
 from veldt.counters import Counters
 from veldt.learner import Learner
@@ -24,26 +26,33 @@ from veldt.topologies.single import add_evaluator
 
 
 def apex(program: Program, config: Config, env: EnvSpec) -> None:
-    algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
-    n, total = config.envs_per_actor, config.actors * config.envs_per_actor
     counters = program.add("counters", Counters)
     params = program.add("params", LatestParams)
-    store = program.add("store", config.make_store, schema, MEMORY)
+    store = program.add("store", config.make_store, config.schema(env), MEMORY)
     program.add(
         "learner",
         Learner,
-        algorithm,
+        config.algorithm,
         env,
         store,
         params,
         counters,
         config.learner,
         config.steps,
-        derive(seed, "learner"),
+        derive(config.seed, "learner"),
         config.device,
         on=store,
         threads=config.threads,
     )
+    add_actors(program, config, env, store, params, counters)
+    if config.eval.every:
+        add_evaluator(program, config, env, params, counters)
+
+
+def add_actors(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> None:
+    """The actors, each with its policy and recorder in a process of its own."""
+    algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
+    n, total = config.envs_per_actor, config.actors * config.envs_per_actor
     for i in range(config.actors):
         explore = config.actor.explore(i * n, n, total)
         policy = program.add(
@@ -60,5 +69,3 @@ def apex(program: Program, config: Config, env: EnvSpec) -> None:
         recorder = program.add(f"recorder/{i}", Recorder, policy, store, algorithm, schema, i, INCARNATION, on=policy)
         name = f"actor/{i}"
         program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=policy)
-    if config.eval.every:
-        add_evaluator(program, config, env, params, counters)

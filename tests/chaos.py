@@ -1,0 +1,563 @@
+"""Pieces of the tests with real processes: programs, scenarios that play beside them, bad environments, and an oracle.
+
+Only what is light to import: the processes of a program import this module when they are started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from veldt import recipes
+from veldt.algorithms.dqn import DQN
+from veldt.envs.small import Counter
+from veldt.learner import Learner
+from veldt.program import Node, Program
+from veldt.runtime import zygote
+from veldt.topologies.apex import apex
+
+log = logging.getLogger("veldt")
+
+SMALL: dict[str, Any] = {
+    "steps": 10**9,
+    "actors": 2,
+    "envs_per_actor": 2,
+    "algorithm.network_from": "chaos:Net",
+    "actor.block": 8,
+    "store.capacity": "4_000",
+    "store.min_size": 100,
+    "store.samples_per_insert": 0.0,
+    "learner.batch": 64,
+    "learner.prefetch": 1,
+    "eval.every": 0,
+}
+
+
+class Net(torch.nn.Module):
+    """Action values of a Counter, from the time and the last action alone: the others are too large to learn from."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, env.n_actions)
+
+    def forward(self, obs: Any) -> Any:
+        return self.layer(obs[..., 2:].float() / 12)
+
+
+def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, **changes: Any) -> recipes.Config:
+    """A small Ape-X. `env` may be a callable."""
+    from veldt import callables
+
+    name = env if isinstance(env, str) else callables.name_of(env)
+    config = recipes.make("apex-dqn", name, **SMALL | changes)
+    return config if algorithm is None else dataclasses.replace(config, algorithm=algorithm)
+
+
+def program_of(config: recipes.Config, learner: Callable[..., Any] | None = None, *args: Any) -> Program:
+    """The real program; with `learner`, a node that gets the store and the counters in place of the learner."""
+    envs = config.envs()
+    envs.close()
+    program = Program()
+    apex(program, config, envs.spec)
+    if learner is not None:
+        store, counters = program.nodes["learner"].args[2], program.nodes["learner"].args[4]
+        program.nodes["learner"] = Node("learner", learner, (store, counters, *args), {}, on="store")
+    return program
+
+
+# Scenarios.
+
+Scenario = Callable[[Any], Iterator[None]]
+
+
+def play(runtime: Any, program: Program, scenario: Scenario, seconds: float = 60.0) -> None:
+    """Runs a program beside a scenario: a generator that looks at the nodes, and yields to let them go on."""
+    running: list[Iterator[None]] = []
+    deadline = time.monotonic() + seconds
+
+    def until(nodes: Any) -> bool:
+        if not running:
+            if nodes.live:
+                zygote.start_early()  # for the next test, while this one waits
+            running.append(scenario(nodes))
+        assert time.monotonic() < deadline, f"the scenario has not ended after {seconds} s"
+        return next(running[0], "end") == "end"
+
+    runtime.run(program, until)
+
+
+def wait(condition: Callable[[], Any], seconds: float, what: str) -> Iterator[None]:
+    """Part of a scenario: goes on until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not after {seconds} s"
+        yield
+
+
+def child(nodes: Any, name: str) -> Any:
+    return nodes.supervisor.children[name]
+
+
+def kill(nodes: Any, name: str) -> int:
+    """Ends a process as the kernel would; returns its pid."""
+    pid = int(child(nodes, name).pid)
+    assert pid > 0, f"{name} is not there"
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def steps_of(nodes: Any, name: str) -> int:
+    """Env steps that a process has counted, over all its lives."""
+    supervisor = nodes.supervisor
+    return int(supervisor.board.counts[supervisor.plan.row(name)][0])
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:
+    """Outside of a scenario; returns how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, f"{what}: not after {seconds} s"
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+# What a run may leave behind.
+
+
+def family(pid: int | None = None) -> list[psutil.Process]:
+    """All living descendants of a process."""
+    zygote.discard()
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in found if alive(process)]
+
+
+def used_memory(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def belongings() -> dict[str, Any]:
+    """What this process has open: to be the same before and after."""
+    zygote.discard()
+    gc.collect()
+    return {
+        "processes": sorted(process.pid for process in psutil.Process().children(recursive=True)),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "shared memory": sorted(os.listdir("/dev/shm")),
+        "mapped": sum("memfd:veldt" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+    }
+
+
+# The oracle.
+
+
+def _mix(*numbers: Any) -> Any:
+    """`Counter.mix` of arrays."""
+    h: Any = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        for x in numbers:
+            h = (h ^ (np.asarray(x).astype(np.uint64) + np.uint64(1))) * np.uint64(0xBF58476D1CE4E5B9)
+            h ^= h >> np.uint64(29)
+    return h
+
+
+def corrupt(rows: dict[str, Any], at: int = 0, longest: int = 12) -> Any:
+    """Which of n windows [n, T] of a Counter are not what happened: bool [n]. Row `at` is the one that trains."""
+    env, episode, t, came_by = np.moveaxis(rows["obs"], -1, 0)
+    valid, h = rows["valid"], _mix(env, episode, 1)
+    last = t == np.where(h % np.uint64(4) == 0, 1, 1 + ((h >> np.uint64(8)) % np.uint64(longest)).astype(np.int64))
+    terminal = last & (_mix(env, episode, 2) % np.uint64(2) == 0)
+    reward = np.where(t > 0, (_mix(env, episode, t, came_by) % np.uint64(17)).astype(np.int64) - 8, 0)
+    wrong = (rows["reward"] != reward) | (rows["discount"] != np.where(terminal, 0.0, 1.0))
+    wrong |= (rows["first"] != (t == 0)) | (rows["last"] != last)
+    before, after = np.s_[:, :-1], np.s_[:, 1:]
+    begins = (episode[after] == episode[before] + 1) & (t[after] == 0)
+    goes_on = (episode[after] == episode[before]) & (t[after] == t[before] + 1) & (came_by[after] == rows["action"][before])
+    follows = (env[after] == env[before]) & np.where(last[before], begins, goes_on)
+    broken = valid[before] & valid[after] & ~follows
+    return (wrong & valid).any(1) | broken.any(1) | ~valid[:, at] | rows["last"][:, at]
+
+
+class Checker:
+    """In place of the learner: samples all the time, and checks every window. One learner step is one window."""
+
+    def __init__(self, store: Any, counters: Any, batch: int = 256, sleep: float = 0.0) -> None:
+        self.store, self.counters, self.batch, self.sleep = store, counters, batch, sleep
+        self.checked = self.corrupt = 0
+
+    def step(self) -> bool:
+        time.sleep(self.sleep)
+        sample = self.store.sample(self.batch)
+        if sample is None:
+            return False
+        bad = corrupt(sample.rows, self.store.schema.window.before)
+        if bad.any():
+            which = int(np.flatnonzero(bad)[0])
+            log.error("corrupt: %s", {name: x[which].tolist() for name, x in sample.rows.items()})
+        self.checked += len(bad)
+        self.corrupt += int(bad.sum())
+        self.counters.add("learner_steps", len(bad))
+        self.store.update(sample.keys, np.ones(len(bad)))
+        self.store.trim()
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {"checked": float(self.checked), "corrupt": float(self.corrupt)}
+
+
+class Verdict:
+    """The newest words of a Checker."""
+
+    def __init__(self, nodes: Any) -> None:
+        self.nodes, self.seen = nodes, {}
+
+    def look(self) -> dict[str, float]:
+        self.seen |= self.nodes.metrics()
+        return self.seen
+
+    def more(self, windows: int) -> Callable[[], bool]:
+        """Whether so many more windows were checked than until now; none of them was corrupt."""
+        goal = self.look().get("checked", 0.0) + windows
+
+        def reached() -> bool:
+            seen = self.look()
+            assert seen.get("corrupt", 0.0) == 0, f"{seen['corrupt']:.0f} of {seen['checked']:.0f} windows are corrupt"
+            return seen.get("checked", 0.0) >= goal
+
+        return reached
+
+
+def check_blocks(snapshot: Any) -> int:
+    """Checks every valid row of every block of the store, one by one; how many there were."""
+    store = snapshot.stores()["store"]
+    first, stop, blocks = store.blocks(0, 1 << 40)
+    schema, count = store.schema, stop - first
+    rows = {name.removeprefix("rows/"): x for name, x in blocks.items() if name.startswith("rows/")}
+    rows["packed"] = np.ascontiguousarray(rows["packed"]).view(schema.layout.record).reshape(count, schema.rows)
+    columns = schema.layout.columns(rows)
+    flat = {name: x.reshape(count * schema.rows, 1, *x.shape[2:]) for name, x in columns.items()}
+    valid = flat["valid"][:, 0]
+    kept = {name: x[valid] for name, x in flat.items()}
+    kept["last"] = kept["last"].copy()
+    bad = corrupt(kept) & ~kept["last"][:, 0]  # the last row of an episode trains nothing
+    assert not bad.any(), f"{bad.sum()} of {len(bad)} rows in the store are corrupt"
+    return int(valid.sum())
+
+
+# Bad environments.
+
+
+class Moody(Counter):
+    """A Counter that does what files in a directory order, each to the one environment that takes it first.
+
+    hang: for ever; slow: 100 ms a step from now on; raise: once. A file that was taken is renamed to order-pid.
+    """
+
+    def __init__(self, orders: str, pace: float = 0.0) -> None:
+        super().__init__()
+        self.orders, self.pace = orders, pace
+
+    def step(self, action: Any) -> Any:
+        for name in os.listdir(self.orders):
+            if "-" not in name and self._take(name):
+                if name == "hang":
+                    hang_for_ever()
+                if name == "raise":
+                    raise RuntimeError("as ordered")
+                self.pace = 0.1
+        if self.pace:
+            time.sleep(self.pace)
+        return super().step(action)
+
+    def _take(self, name: str) -> bool:
+        try:
+            os.rename(f"{self.orders}/{name}", f"{self.orders}/{name}-{os.getpid()}")
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def hang_for_ever() -> None:
+    while True:
+        pass
+
+
+class Raising(Counter):
+    """Raises now and then, in step or in reset."""
+
+    def __init__(self, step: float = 0.0, reset: float = 0.0) -> None:
+        super().__init__()
+        self.odds = {"step": step, "reset": reset}
+        self.random = np.random.default_rng(np.random.SeedSequence().entropy)
+
+    def _perhaps(self, where: str) -> None:
+        if self.random.random() < self.odds[where]:
+            raise ArithmeticError(f"a bad {where}")
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._perhaps("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._perhaps("step")
+        return super().step(action)
+
+
+class Lying(Counter):
+    """Some of its observations leave their space, some of its rewards are not finite."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        kind = Counter.mix(*obs.tolist(), 3) % 12
+        return (obs - 2**40 * (kind == 0), (float("nan"), float("inf"), reward)[min(2, kind % 11)], *rest)
+
+
+class Sluggish(Counter):
+    """Its steps take longer and longer."""
+
+    def step(self, action: Any) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        time.sleep(3.0 if self.steps > 500 else 0.0)
+        return super().step(action)
+
+
+class Huge(Counter):
+    """Rewards that no loss can bear."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, 3e38, *rest
+
+
+# Learners and algorithms.
+
+
+class Witness(Learner):
+    """Writes into the log what it went on from."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        log.info("witness %d %s", self.steps, fingerprint(self.state()))
+
+
+def fingerprint(state: dict[str, Any]) -> str:
+    """Of weights, target, optimizer, steps and random state, bit for bit."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, x in sorted(state.items()):
+        digest.update(f"{name} {getattr(x, 'dtype', type(x).__name__)} {np.shape(x)}".encode())
+        digest.update(x.tobytes() if isinstance(x, np.ndarray) else repr(x).encode())
+    return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisoned(DQN):
+    """Every so-many-th loss is not a number; and no actor may ever see weights that are not finite."""
+
+    every: int = 7
+
+    def loss(self, net: Any, target: Any, batch: Any) -> Any:
+        loss = super().loss(net, target, batch)
+        calls = self.__dict__.setdefault("calls", [0])
+        calls[0] += 1
+        if calls[0] % self.every == 0:
+            loss.losses[""] = loss.losses[""] * float("nan")
+        return loss
+
+    def act(self, net: Any, *args: Any) -> Any:
+        if not all(bool(torch.isfinite(p).all()) for p in net.parameters()):
+            log.error("an actor has weights that are not finite")
+        return super().act(net, *args)
+
+
+def percentiles(seconds: Iterable[float]) -> str:
+    values = np.array(list(seconds))
+    return f"p50 {np.percentile(values, 50):.2f} s, p95 {np.percentile(values, 95):.2f} s, most {values.max():.2f} s"
+
+
+# Small nodes for programs of any kind.
+
+
+class Ticker:
+    """A worker that counts up to a limit, and tells where it is."""
+
+    def __init__(self, counters: Any, limit: int, level: float = 0.0, label: str = "ticker", other: Any = None) -> None:
+        self.counters, self.limit, self.level, self.label, self.other = counters, limit, level, label, other
+        self.ticks = 0
+
+    def step(self) -> bool:
+        if self.ticks == self.limit:
+            return False
+        self.ticks += 1
+        self.counters.add("env_steps", 1)
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {"level": self.level, f"pid {self.label}": float(os.getpid())}
+
+    def state(self) -> dict[str, Any]:
+        return {"ticks": self.ticks, "array": np.arange(self.ticks, dtype=np.float32)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        assert (state["array"] == np.arange(state["ticks"])).all()
+        self.ticks = int(state["ticks"])
+
+
+class Sink:
+    """A store that refuses every third insert, and wants the blocks of each actor in order and unchanged."""
+
+    def __init__(self, schema: Any, counters: Any) -> None:
+        self.schema, self.counters = schema, counters
+        self.calls = 0
+        self.next: dict[int, int] = {}
+
+    def insert(self, block: Any, priorities: Any) -> bool:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            return False
+        actor, _, sequence = block.id
+        assert sequence == self.next.get(actor, 0), (actor, sequence, self.next)
+        stamp = 1000 * sequence + 10**6 * actor
+        for name, column in block.columns().items():
+            expected = np.zeros_like(column)
+            expected[...] = stamp + np.arange(len(column)).reshape(-1, *[1] * (column.ndim - 1))
+            assert (column == expected).all(), (name, column, expected)
+        assert priorities is not None and (priorities == sequence + np.arange(len(priorities))).all()
+        self.next[actor] = sequence + 1
+        self.counters.add("learner_steps", 1)
+        return True
+
+    def sample(self, n: int) -> None:
+        return None
+
+
+class Producer:
+    """Sends blocks as fast as they are taken."""
+
+    def __init__(self, store: Any, schema: Any, actor: int, counters: Any, limit: int) -> None:
+        self.store, self.schema, self.actor, self.counters, self.limit = store, schema, actor, counters, limit
+        self.sequence = 0
+
+    def step(self) -> bool:
+        from oracles import make_block
+
+        from veldt.block import BlockId
+
+        if self.sequence == self.limit:
+            return False
+        block = make_block(self.schema, BlockId(self.actor, 0, self.sequence), [True] * self.schema.starts)
+        if not self.store.insert(block, self.sequence + np.arange(self.schema.starts, dtype=np.float64)):
+            return False
+        self.sequence += 1
+        self.counters.add("env_steps", 1)
+        return True
+
+
+def answer(obs: Any) -> int:
+    """The action for an observation of a Counter."""
+    return Counter.mix(*(int(x) for x in obs)) % 3
+
+
+class Oracle:
+    """A policy in a process of its own: the action is a function of the observation. It takes its time."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self.pause = pause
+        self.waiting: dict[int, list[Any]] = {}
+        self.patience: dict[int, int] = {}
+        self.asked = 0
+
+    def send(self, group: int, step: Any) -> bool:
+        self.asked += 1
+        time.sleep(self.pause)
+        if group in self.waiting or self.asked % 5 == 0:  # "not now"
+            return False
+        self.waiting[group] = [answer(obs) for obs in step["obs"]]
+        self.patience[group] = self.asked % 3
+        return True
+
+    def recv(self, group: int) -> Any:
+        if group not in self.waiting:
+            return None
+        self.patience[group] -= 1
+        return None if self.patience[group] >= 0 else {"action": np.array(self.waiting.pop(group), np.int64)}
+
+    def flush(self, group: int) -> bool:
+        return True
+
+    def reset(self, group: int) -> None:
+        self.waiting.pop(group, None)
+
+
+class Strict(Counter):
+    """A Counter that takes no action but the one for what it showed last."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.shown, info = super().reset(**kwargs)
+        return self.shown, info
+
+    def step(self, action: Any) -> Any:
+        assert action == answer(self.shown), f"action {action} for {self.shown}"
+        out = super().step(action)
+        self.shown = out[0]
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Never:
+    """A limiter that takes nothing in."""
+
+    def can_insert(self, *_: int) -> bool:
+        return False
+
+    def can_sample(self, *_: int) -> bool:
+        return False
+
+
+class Failing(Checker):
+    """A service's process that fails after some work."""
+
+    def step(self) -> bool:
+        if self.checked > 1_000:
+            raise ZeroDivisionError("the twelfth of never")
+        return super().step()
+
+
+class Breaking(Net):
+    """A network that fails in the learner."""
+
+    def forward(self, obs: Any) -> Any:
+        if torch.is_grad_enabled() and len(obs) == SMALL["learner.batch"]:
+            raise ZeroDivisionError("the twelfth of never")
+        return super().forward(obs)
+
+
+def always_raises() -> Raising:
+    return Raising(step=1.0)
+
+
+def cannot_be_made() -> Raising:
+    raise ArithmeticError("a bad constructor")

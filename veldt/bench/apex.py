@@ -1,0 +1,210 @@
+"""Ape-X DQN on CartPole: against the limits of the machine, and against RLlib and Stable-Baselines3.
+
+The limits are two plain loops that run side by side, as a learner and an actor do: one takes bare torch steps of the same
+network and batch, the other acts with the same network in the same environments and does nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from veldt import recipes
+from veldt.bench.timing import machine
+from veldt.errors import UserError
+from veldt.program import Program
+from veldt.recipes import Config
+from veldt.runtime import Nodes
+from veldt.runtime.local import Local
+from veldt.topologies.apex import apex
+
+WARM_S = 2.0
+PEERS = Path("benchmarks/peers")
+
+
+@dataclasses.dataclass(frozen=True)
+class ApexBench:
+    """Ape-X DQN on CartPole against bare loops, RLlib and Stable-Baselines3; both rates at once."""
+
+    seconds: float = 8.0
+    """Of one turn."""
+    rounds: int = 3
+    """Turns that each contender gets."""
+    actors: int = 2
+    """Processes that act."""
+    envs: int = 8
+    """Environments of each."""
+    seeds: int = 3
+    """Runs for the time until CartPole is solved."""
+    rllib_python: str = ""
+    """A Python that has RLlib; without it RLlib is left out."""
+    sb3_python: str = ""
+    """A Python that has Stable-Baselines3; without it that is left out."""
+
+    def run(self) -> dict[str, Any]:
+        turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": [], "rllib": []}
+        for turn in range(self.rounds):
+            turns["ours"].append(self._ours(turn))
+            turns["bare"].append(self._bare())
+            if self.rllib_python:
+                turns["rllib"].append(self._rllib())
+        rates = {name: _medians(lines) for name, lines in turns.items() if lines}
+        results: dict[str, dict[str, float]] = {}
+        for name, line in rates.items():
+            results[f"{name}, both at once"] = line
+        ours, bare = rates["ours"], rates["bare"]
+        results["ours / bare"] = {
+            "learner": ours["samples_per_s"] / bare["samples_per_s"],
+            "actors": ours["env_steps_per_s"] / bare["env_steps_per_s"],
+        }
+        if "rllib" in rates:
+            peer = rates["rllib"]
+            results["ours / rllib"] = {name: ours[name] / peer[name] for name in ("env_steps_per_s", "samples_per_s")}
+        results |= self._solving()
+        return {"machine": machine(), "results": results}
+
+    def _ours(self, seed: int) -> dict[str, float]:
+        """Free-running: neither side waits for the other."""
+        config = bench_config(self.actors, self.envs, seed)
+        program = Program()
+        apex(program, config, config.envs().spec)
+        marks: list[tuple[float, int, int]] = []
+
+        def until(nodes: Nodes) -> bool:
+            now, steps, updates = time.perf_counter(), nodes.count("env_steps"), nodes.count("learner_steps")
+            if (not marks and updates) or (len(marks) == 1 and now - marks[0][0] > WARM_S):
+                marks.append((now, steps, updates))
+            if len(marks) == 2 and now - marks[1][0] > self.seconds:
+                marks.append((now, steps, updates))
+            return len(marks) == 3
+
+        Local().run(program, until)
+        (t0, steps0, updates0), (t1, steps1, updates1) = marks[1:]
+        return {
+            "env_steps_per_s": (steps1 - steps0) / (t1 - t0),
+            "samples_per_s": config.learner.batch * (updates1 - updates0) / (t1 - t0),
+        }
+
+    def _rllib(self) -> dict[str, float]:
+        found = _run_json(self.rllib_python, PEERS / "rllib_dqn.py", "--fragment", "auto", "--seconds", str(self.seconds))
+        return {
+            "env_steps_per_s": found["env_steps_per_second"],
+            "samples_per_s": found["samples_trained_per_second"],
+            "s_to_first_update": found["first_update_seconds"],
+        }
+
+    def _bare(self) -> dict[str, float]:
+        words = f"{self.envs}, {self.seconds}"
+        loops = [_start(f"from veldt.bench.apex import bare_{name}; bare_{name}({words})") for name in ("learner", "actor")]
+        learner, actor = (json.loads(loop.communicate(timeout=60 + 4 * self.seconds)[0]) for loop in loops)
+        return {"env_steps_per_s": actor, "samples_per_s": learner}
+
+    def _solving(self) -> dict[str, dict[str, float]]:
+        """Seconds from the command to the first update, and to the first evaluation of 20 greedy episodes >= 475."""
+        first, solved, theirs = [], [], []
+        for seed in range(self.seeds):
+            began, lines = _train(seed)
+            first.append(next(line["first_update_s"] for line in lines if "first_update_s" in line))
+            solved.append(next((began + line["time_s"] for line in lines if (line.get("eval_return") or 0) >= 475), 1e9))
+            if self.sb3_python:
+                found = _run_json(self.sb3_python, PEERS / "sb3_time.py", "--seed", str(seed))["seconds"]
+                theirs.append(1e9 if found is None else found)
+        results = {
+            "ours, from the command on": {
+                "s_to_first_update": statistics.median(first),
+                "s_to_475": statistics.median(solved),
+                "s_to_475_worst": max(solved),
+            }
+        }
+        if theirs:
+            results["stable-baselines3"] = {"s_to_475": statistics.median(theirs), "s_to_475_worst": max(theirs)}
+            results["ours / stable-baselines3"] = {"s_to_475": statistics.median(solved) / statistics.median(theirs)}
+        return results
+
+
+def bench_config(actors: int, envs: int, seed: int) -> Config:
+    """What RLlib is compared with: prioritized, n = 3, batch 64, and nobody waits."""
+    settings: dict[str, Any] = {
+        "actors": actors,
+        "envs_per_actor": envs,
+        "algorithm.n": 3,
+        "learner.anneal": False,
+        "store.samples_per_insert": 0.0,
+        "eval.every": 0,
+    }
+    return recipes.make("apex-dqn", "CartPole-v1", seed=seed, steps=1 << 40, **settings)
+
+
+def bare_learner(envs: int, seconds: float) -> None:
+    """Prints samples trained a second of plain torch steps on a batch that is there."""
+    import torch
+
+    from veldt.bench.learner import VECTOR, bare_step, make_learner
+
+    torch.set_num_threads(1)
+    config = bench_config(1, envs, 0)
+    learner = make_learner(VECTOR, config.algorithm, config.learner.batch, 500, "cpu")
+    step, count = bare_step(learner, config.learner.batch), 0
+    for _ in range(200):
+        step()
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        step()
+        count += 1
+    print(json.dumps(config.learner.batch * count / (time.perf_counter() - began)))
+
+
+def bare_actor(envs: int, seconds: float) -> None:
+    """Prints env steps a second of a loop that only acts, greedily, in plain environments."""
+    import torch
+
+    torch.set_num_threads(1)
+    config = bench_config(1, envs, 0)
+    vector = config.envs(envs)
+    net = config.algorithm.network(vector.spec).requires_grad_(False)
+    env = vector.env
+    obs, _ = env.reset(seed=0)
+    began, count = 0.0, 0
+    while count < 200 or time.perf_counter() - began < seconds:
+        obs, *_ = env.step(net(torch.from_numpy(obs)).numpy().argmax(1))
+        count += 1
+        if count == 200:
+            began = time.perf_counter()
+    print(json.dumps(envs * (count - 200) / (time.perf_counter() - began)))
+
+
+def _train(seed: int) -> tuple[float, list[dict[str, Any]]]:
+    """How long after the command a run began to count its time, and its metrics."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = ["train", "apex-dqn", "--env", "CartPole-v1", "--seed", str(seed), "--run", f"{directory}/run", "--quiet"]
+        subprocess.run([sys.executable, "-m", "veldt", *command, "--eval.every", "5000"], check=True, timeout=300)
+        lines = [json.loads(line) for line in Path(directory, "run", "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if "first_update_s" in line)
+    return first["first_update_s"] - first["first_update_time_s"], lines
+
+
+def _start(code: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _run_json(python: str, script: Path, *flags: str) -> dict[str, Any]:
+    if not script.exists():
+        raise UserError(f"{script} is not here; run this from the root of the repository.")
+    done = subprocess.run([python, str(script), *flags], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise UserError(f"{script} failed: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _medians(lines: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(line[name] for line in lines) for name in lines[0]}
