@@ -28,7 +28,7 @@ TREE_BYTES = 1024  # a sum tree rounds every level up to a cache line
 NETWORK_COPIES = 15  # weights, target, gradient, moments, published, at the policies; and what layers need to work
 LIBRARIES = 20_000_000  # bytes that libraries take when first used
 BLOCK_BYTES = 32  # a block's name and commit word
-PROCESS = 25_000_000  # bytes that a process has for itself, beside what it shares with the one it was forked from
+PROCESS = 30_000_000  # bytes that a process has for itself, beside what it shares with the one it was forked from
 ZYGOTE = 130_000_000  # bytes of that one
 STREAM = 16 << 20  # bytes of blocks that may be on their way from one actor
 

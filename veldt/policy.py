@@ -101,7 +101,8 @@ class LocalPolicy:
         newer = self.params.pull(self.version)
         if newer is not None:
             self.version = newer.version
-            self.vector.copy_(torch.from_numpy(newer.vector.copy()))
+            vector = newer.vector if newer.vector.flags.writeable else newer.vector.copy()
+            self.vector.copy_(torch.from_numpy(vector))
 
     def _before(self, group: int, step: Tree) -> dict[str, torch.Tensor]:
         """The recurrent state before this step: zero where an episode begins."""

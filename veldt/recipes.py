@@ -86,7 +86,7 @@ class ActorConfig:
 class LadderConfig:
     """Every environment has an epsilon of its own (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N."""
 
-    block: int = 32
+    block: int = 64
     """Fresh steps in a block: how many an environment collects before the store sees them."""
     refresh: int = 8
     """Steps of an actor between two looks for newer weights."""
@@ -331,7 +331,7 @@ def apex_dqn(env: str) -> Config:
             actors=max(1, len(os.sched_getaffinity(0)) - 1),
             runtime="local",
             algorithm=DQN(n=3, double=True, dueling=True, huber=False, history=4, clip_reward=1.0),
-            actor=LadderConfig(block=64, refresh=100),  # 400 frames
+            actor=LadderConfig(refresh=100),  # 400 frames
             store=StoreConfig(
                 capacity="2_000_000",
                 slack=0.05,
