@@ -240,6 +240,7 @@ class Session:
                 log.info("stopped by an error", exc_info=True)  # in the log file; whoever called us shows it
                 raise
             finally:
+                self._finish_saving()
                 self.metrics.close()
                 self.screen.close()
             self._conclude()
@@ -311,13 +312,13 @@ class Session:
         self.number += 1
         number, when, snapshot = self.number, self._when(nodes), nodes.snapshot()
         self._schedule(when["env_steps"])
-        taken = time.monotonic() - began
 
         def write() -> None:
             if self.checkpoints.save(number, snapshot, {**when, "scheduled": True}):
                 self.saved_at = when["env_steps"]
-                seconds = time.monotonic() - began
-                log.info("checkpoint %d at %d env steps, %.3f s (state: %.3f s)", number, self.saved_at, seconds, taken)
+                seconds, pause = time.monotonic() - began, 1000 * snapshot.paused
+                text = "checkpoint %d at %d env steps, %.3f s; the learner stood still for %.1f ms"
+                log.info(text, number, self.saved_at, seconds, pause)
 
         self._saving = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._saving.start()

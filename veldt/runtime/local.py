@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import os
+import resource
 import signal
 import socket
 import time
@@ -178,6 +179,9 @@ class Supervisor:
     def start(self) -> None:
         """All processes, up to the point where their workers could begin."""
         plan = self.plan
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:  # a descriptor for each stream, and one for each process
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
         names = ["plan", "board", "stacks", *(name for name, x in plan.shared.items() if x == "params")]
         for name, node in plan.nodes.items():
             if walk((node.args, node.kwargs), Memory):
@@ -252,7 +256,7 @@ class Supervisor:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                log.warning("%s: no answer after %.0f s", what, seconds)
+                log.info("%s: no answer after %.0f s", what, seconds)
                 return False
             self.tick(0.005)
         return True
@@ -553,6 +557,7 @@ class LocalNodes:
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self.holding = False
+        self.paused = 0.0  # seconds that the learner stood still to give its state
         self._loaded: dict[str, dict[str, Any]] = {}
 
     def count(self, name: str) -> int:
@@ -581,7 +586,9 @@ class LocalNodes:
         """Of a process that is being started again there is none, unless others rely on it: that one is waited for."""
         out: dict[str, dict[str, Any]] = {}
         needed = [name for name in self.supervisor.children if self.supervisor.serves(name)]
-        for _, fd in self.supervisor.ask_all("state", needed).values():
+        answers = self.supervisor.ask_all("state", needed)
+        self.paused = max((answers[name][0] for name in needed), default=0.0)
+        for _, fd in answers.values():
             if fd is not None:
                 out |= read_state(fd)
         for name, kind in self.supervisor.plan.shared.items():
@@ -613,7 +620,7 @@ class LocalNodes:
 
     def snapshot(self) -> Snapshot:
         state = self.state()
-        return Snapshot(state, self._stores(state))
+        return Snapshot(state, self._stores(state), self.paused)
 
     def stores(self) -> dict[str, Any]:
         return self._stores(self._loaded)
@@ -682,6 +689,7 @@ class Snapshot:
 
     nodes: dict[str, dict[str, Any]]
     mapped: dict[str, Any]
+    paused: float  # seconds that the learner stood still for it
 
     def state(self) -> dict[str, dict[str, Any]]:
         return self.nodes

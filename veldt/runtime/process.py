@@ -234,8 +234,10 @@ class Host:
             answer: dict[str, Any] = {"answer": order["number"]}
             give: list[int] = []
             if order["do"] == "state":
+                began = time.perf_counter()
                 state = {name: x.state() for name, x in self.objects.items() if hasattr(x, "state")}
                 give = [write_state(state)]
+                answer["result"] = time.perf_counter() - began  # how long nothing else was done here
             elif order["do"] == "load":
                 self._load(read_state(fds.pop()))
             else:

@@ -28,12 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from veldt.errors import UserError
+from veldt.memory import available_memory
 from veldt.tree import Array, Tree, read_only
 
 PAGE = mmap.PAGESIZE
 CHECKED = platform.machine() not in ("x86_64", "AMD64") or os.environ.get("VELDT_DEBUG", "") not in ("", "0")
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # the number of the system call
 ALIGN = 64
+LARGE = 64 << 20  # bytes; asking for more than there is may end in the kernel's out-of-memory killer
 
 
 class Torn(RuntimeError):
@@ -66,6 +68,11 @@ class Memory:
 
 def reserve(fd: int, nbytes: int) -> None:
     """Gives a memfd this size, with every page really there."""
+    if nbytes > LARGE and (more := nbytes - os.fstat(fd).st_size) > available_memory():
+        raise UserError(
+            f"{more / 1e6:,.1f} MB of shared memory are needed, {available_memory() / 1e6:,.1f} MB are free; lower "
+            "store.capacity or the number of actors."
+        )
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
