@@ -13,7 +13,7 @@ from veldt.runtime import zygote
 
 COMMANDS = {
     "recipes": "list what can be trained",
-    "train": "train a recipe: veldt train dqn --env CartPole-v1",
+    "train": "train a recipe: veldt train apex-dqn --env CartPole-v1",
     "resume": "go on with a run: veldt resume runs/my-run",
     "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",

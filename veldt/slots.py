@@ -22,6 +22,7 @@ class BlockMemory(Protocol):
     found: bool  # the arrays are those of an earlier life, and hold what it left
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array: ...
+    def apart(self) -> BlockMemory: ...  # where the blocks lie, and nothing else
 
 
 class PrivateMemory:
@@ -32,10 +33,13 @@ class PrivateMemory:
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
         return np.zeros(shape, dtype)
 
+    def apart(self) -> PrivateMemory:
+        return self
+
 
 class Slots:
     def __init__(self, schema: Schema, count: int, memory: BlockMemory | None = None) -> None:
-        memory = memory or PrivateMemory()
+        memory = (memory or PrivateMemory()).apart()
         self.schema, self.count = schema, count
         self.commit = memory.zeros(count, np.int64)  # serial + 1
         self.ids = memory.zeros((count, 3), np.int64)  # BlockId

@@ -28,9 +28,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
-import numpy.typing as npt
-
 from veldt import callables
 from veldt.block import Schema
 from veldt.errors import Diverged, ProcessFailed, UserError
@@ -51,9 +48,9 @@ from veldt.runtime.board import (
 )
 from veldt.runtime.process import MESSAGE, Plan
 from veldt.runtime.remote import PORTS, seam
-from veldt.runtime.shm import PAGE, Arena, make_memory
+from veldt.runtime.shm import Arena, make_memory
 from veldt.slots import Slots
-from veldt.tree import Array, Tree
+from veldt.tree import Tree
 
 log = logging.getLogger("veldt")
 
@@ -185,7 +182,7 @@ class Supervisor:
         names = ["plan", "board", "stacks", *(name for name, x in plan.shared.items() if x == "params")]
         for name, node in plan.nodes.items():
             if walk((node.args, node.kwargs), Memory):
-                names.append(f"arena {name}")
+                names += [f"arena {name}", f"blocks {name}"]
         for process, node_name, kind in plan.channels:
             names += [f"{process}>{node_name}"] + ([f"{process}<{node_name}"] if kind == "policy" else [])
         for name in names:
@@ -633,20 +630,6 @@ class LocalNodes:
         self.supervisor.board.stopping = True
 
 
-class _Pages:
-    """Memory that only counts how much an Arena would give."""
-
-    found = False
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
-        zero = np.zeros((), dtype)
-        self.nbytes += -(-max(1, zero.nbytes * int(np.prod(shape, dtype=np.int64))) // PAGE) * PAGE
-        return np.broadcast_to(zero, shape)
-
-
 class MappedStore:
     """The blocks of a store that runs in another process, read and written where they lie. `state` is what that store told,
     or was told, of itself."""
@@ -655,14 +638,7 @@ class MappedStore:
         self._supervisor, self._name = supervisor, name
         node = supervisor.plan.nodes[name]
         (self.schema,) = walk((node.args, node.kwargs), Schema)
-        # The slots and the counts are what a store takes last of its memory; what lies before is its selector's.
-        pages = _Pages()
-        Slots(self.schema, len(state["items"]), pages)
-        pages.zeros(1, np.int64)
-        arena = Arena(supervisor.descriptors[f"arena {name}"])
-        if before := os.fstat(arena.fd).st_size - pages.nbytes:
-            arena.zeros(before, np.uint8)
-        self._slots = Slots(self.schema, len(state["items"]), arena)
+        self._slots = Slots(self.schema, len(state["items"]), Arena(supervisor.descriptors[f"blocks {name}"]))
         self.oldest, self.next = int(state["counts"]["oldest"]), int(state["counts"]["next"])
 
     def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:

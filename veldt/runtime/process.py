@@ -199,7 +199,8 @@ class Host:
         objects: dict[str, Any] = {}
         for name in self.plan.processes[self.name]:
             made = self.plan.nodes[name]
-            arena = Arena(self.descriptors[f"arena {name}"]) if f"arena {name}" in self.descriptors else None
+            fds = [self.descriptors[key] for key in (f"arena {name}", f"blocks {name}") if key in self.descriptors]
+            arena = Arena(*fds) if fds else None
             args, kwargs = resolve((made.args, made.kwargs), known, incarnation, arena)
             objects[name] = known[name] = made.build(*args, **kwargs)
         return objects

@@ -445,10 +445,14 @@ class Latest:
 class Arena:
     """Arrays in memory that outlives this process. Whoever asks for the same arrays in the same order finds them again."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, fd: int, blocks: int | None = None) -> None:
+        self.fd, self._blocks = fd, blocks
         self.found = os.fstat(fd).st_size > 0  # an earlier life has made them
         self._at = 0
+
+    def apart(self) -> Arena:
+        """Where blocks lie: a memory of their own, if there is one, which others can map without the rest."""
+        return self if self._blocks is None else Arena(self._blocks)
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
         shape = (shape,) if isinstance(shape, int) else shape
