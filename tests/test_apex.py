@@ -113,7 +113,7 @@ def test_a_run_ends_by_itself_and_is_resumed_with_its_store(tmp_path: Path) -> N
     again = veldt.resume(run.path, quiet=True, steps=9_000)
     lines = again.metrics
     resumed = next(line for line in lines if "resumed_from" in line)
-    assert resumed["resumed_from"] == first[-1]["learner_steps"] == manifest["learner_steps"]
+    assert resumed["resumed_from"] == manifest["nodes"]["learner"]["steps"] == manifest["learner_steps"]
     assert lines[-1]["env_steps"] >= 9_000 and lines[-1]["learner_steps"] > resumed["resumed_from"]
     after = json.loads((run.path / "checkpoints" / "latest" / "manifest.json").read_text().splitlines()[0])["nodes"][
         "store"

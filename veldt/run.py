@@ -335,8 +335,9 @@ class Session:
         began = time.monotonic()
         nodes.cut()
         self.number += 1
+        snapshot = nodes.snapshot()
         when = self._when(nodes)
-        saved = self.checkpoints.save(self.number, nodes.snapshot(), {**when, "scheduled": scheduled})
+        saved = self.checkpoints.save(self.number, snapshot, {**when, "scheduled": scheduled})
         nodes.reset(self.number)
         self._schedule(when["env_steps"])
         if saved:
