@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from gymnasium import spaces
 from test_run import Stop, crash, stopping, whole_state
 
 import veldt
@@ -156,6 +162,53 @@ def test_the_age_of_this_process() -> None:
     began = time.monotonic()
     assert abs(before - (time.time() - psutil.Process().create_time())) < 2.0
     assert process_age() - before == pytest.approx(time.monotonic() - began, abs=0.1)
+
+
+class Noisy(gym.Env[Any, Any]):
+    """Draws from numpy's global generator, and leaves what it drew in a directory."""
+
+    def __init__(self, path: str) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(2)
+        Path(path, f"{os.getpid()}-{time.monotonic_ns()}").write_text(str(np.random.random()))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+def test_what_the_user_registered_is_known_to_actors_and_each_draws_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "drawn").mkdir()
+    gym.register("test/Noisy-v0", entry_point=Noisy, max_episode_steps=20, kwargs={"path": str(tmp_path / "drawn")})
+    try:
+        changes = {"steps": 500, "envs_per_actor": 1, "eval.every": 0, "actors": 3}
+        veldt.train("apex-dqn", env="test/Noisy-v0", run=tmp_path / "r", quiet=True, **TINY | changes)
+    finally:
+        gym.registry.pop("test/Noisy-v0")
+    theirs = [x.read_text() for x in (tmp_path / "drawn").iterdir() if not x.name.startswith(f"{os.getpid()}-")]
+    assert len(theirs) >= 3 and len(set(theirs)) == len(theirs)
+
+
+def test_a_signal_to_all_processes_is_the_supervisors_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path / "r")
+    settings = TINY | {"steps": 10**9, "checkpoint.every": 0, "eval.every": 0, "algorithm.hidden": 16}
+    flags = [word for name, x in settings.items() for word in (f"--{name.replace('_', '-')}", str(x))]
+    command = [sys.executable, "-m", "veldt", "train", "apex-dqn", "--run", str(run.path), "--quiet", *flags]
+    with subprocess.Popen(command) as trainer:
+        try:
+            deadline = time.monotonic() + 60
+            while not (run.path / "metrics.jsonl").exists() or not any(x["learner_steps"] > 50 for x in run.metrics):
+                assert trainer.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            before = run.metrics[-1]["learner_steps"]
+            for entry in json.loads((run.path / "processes.json").read_text()).values():
+                os.kill(entry["pid"], signal.SIGTERM)
+            assert trainer.wait(10) == 128 + signal.SIGTERM
+        finally:
+            trainer.kill()
+    assert latest(run)["nodes"]["learner"]["steps"] >= before
+    assert "started again" not in (run.path / "log.txt").read_text()
 
 
 @pytest.mark.learning

@@ -80,7 +80,7 @@ def _own_memory(pid: int) -> int:
 
 def plan_processes(schema: Schema, actors: int, evaluator: bool) -> int:
     """About how many bytes it takes to run the nodes in processes of their own."""
-    stream = min(STREAM, 64 * (schema.nbytes + 9 * schema.starts + 1024))
+    stream = min(STREAM, 16 * (schema.nbytes + 9 * schema.starts + 1024))
     return ZYGOTE + (actors + evaluator + 1) * PROCESS + actors * stream
 
 
@@ -108,7 +108,9 @@ def available_memory() -> int:
     available = int(psutil.virtual_memory().available)
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     try:
-        available = min(available, int(limit.read_text()) - int(used.read_text()))
+        cached = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))  # given up when memory is wanted
+        available = min(available, int(limit.read_text()) - int(used.read_text()) + files)
     except (OSError, ValueError):  # no cgroup, or no limit
         pass
     return available

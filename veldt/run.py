@@ -296,6 +296,8 @@ class Session:
             nodes.reset(self.number)
             line = {**self._when(nodes), "resumed_from": nodes.count("learner_steps")}
             self.metrics.write(line)
+        elif (self.path / "metrics.jsonl").stat().st_size:  # of a start that came to no checkpoint
+            self.metrics.write({**self._when(nodes), "resumed_from": 0})
         self.evaluations = nodes.count("evaluations")
         self.rates_from = {name: nodes.count(name) for name in self.rates_from}
         self.rates_at = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from veldt.counters import NAMES
 from veldt.program import Program
 
 
@@ -22,12 +23,12 @@ def busy_parts(seconds: dict[str, float], elapsed: float) -> dict[str, float]:
 
 
 def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """What several nodes tell, as one: what has the same name is averaged."""
+    """What several nodes tell, as one: what has the same name is averaged; of counts of the whole run the latest holds."""
     values: dict[str, list[float]] = {}
     for part in parts:
         for name, x in part.items():
             values.setdefault(name, []).append(x)
-    return {name: sum(x) / len(x) for name, x in values.items()}
+    return {name: max(x) if name in NAMES else sum(x) / len(x) for name, x in values.items()}
 
 
 class Nodes(Protocol):

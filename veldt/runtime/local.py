@@ -14,6 +14,7 @@ the weights and the store's blocks are the supervisor's, so they are all still t
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import logging
@@ -22,11 +23,14 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import gymnasium as gym
 
 from veldt import callables
 from veldt.block import Schema
@@ -58,6 +62,8 @@ TICK_S = 0.02  # between two looks of the supervisor
 WATCH_S = 0.25
 STOP_S = 2.0  # that processes get to close what they have open
 ANSWER_S = 20.0  # for an answer of a process, such as its state
+KEEP_S = 20.0  # between two looks at the state that a killed learner would go on from
+AWAY_S = 5.0  # without a look of the supervisor: everybody stood still, and nobody is to blame
 OTHERS_S = 1.0  # the same of one that can be done without
 STUCK_S = 60.0  # without any work of any process before the run stops, or twice the longest step
 BACK_OFF_S = (0.1, 10.0)  # the wait before a process that failed at once is started again: first and longest
@@ -83,6 +89,7 @@ class Local:
             while not until(nodes):
                 supervisor.board.hold = nodes.holding
                 supervisor.tick()
+                nodes.refresh()
         finally:
             supervisor.stop()
 
@@ -111,7 +118,23 @@ def make_plan(program: Program) -> Plan:
                 if channel not in channels:
                     channels.append(channel)
     threads = {process: max(nodes[name].threads for name in group) for process, group in processes.items()}
-    return Plan(nodes, processes, shared, channels, threads, callables.local())
+    return Plan(nodes, processes, shared, channels, threads, callables.local(), _registered())
+
+
+def _registered() -> dict[str, Any]:
+    """The Gymnasium ids that this process has and a new one would not: what the user's script or its imports registered."""
+    found = {}
+    for name, entry in gym.registry.items():
+        where = entry.entry_point
+        if isinstance(where, str):
+            if where.startswith(("gymnasium.", "veldt.", "ale_py", "minatar")):
+                continue
+            module, _, attribute = where.partition(":")
+            if module == "__main__":  # goes by value
+                entry = copy.copy(entry)
+                entry.entry_point = getattr(sys.modules["__main__"], attribute, where)
+        found[name] = entry
+    return found
 
 
 def _kind(node: Node) -> type:
@@ -245,8 +268,8 @@ class Supervisor:
             self._replace_zygote(error)
         now = time.monotonic()
         if now - self._watched > WATCH_S:
-            self._watched = now
-            self._watch()
+            away, self._watched = now - self._watched > AWAY_S, now
+            self._watch(away)
 
     def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         """Goes on supervising until the condition holds; False: it did not in this time."""
@@ -329,7 +352,7 @@ class Supervisor:
 
     def _judge(self, child: Child, error: dict[str, Any]) -> None:
         """An error that starting again cannot mend ends the run."""
-        if error["error"] == "user":
+        if error["error"] == "user" and (child.ready or not child.restarts):  # what worked before may work again
             raise UserError(error["text"])
         if error["error"] == "diverged":
             raise Diverged(error["text"])
@@ -373,9 +396,13 @@ class Supervisor:
 
     # What the supervisor looks at.
 
-    def _watch(self) -> None:
+    def _watch(self, away: bool) -> None:
         """No silent hang: who does not move is named, with its stack, and replaced."""
         now = time.monotonic_ns()
+        if away:
+            self._moved_at = time.monotonic()
+            for child in self.children.values():
+                child.row[SINCE] = now
         for child in self.children.values():
             if child.pid == 0 or child.killed:
                 continue
@@ -447,17 +474,17 @@ class Supervisor:
         self, what: str, needed: Collection[str], states: dict[str, Any] | None = None
     ) -> dict[str, tuple[Any, int | None]]:
         """The answers by process. A needed one that is not there, or dies meanwhile, is asked again in its next life."""
-        answers = self._ask_once(what, self.children, needed, states or {})
+        answers = self.ask_once(what, self.children, needed, states or {})
         deadline = time.monotonic() + ANSWER_S + self.options.step_timeout
         while missing := [name for name in needed if name not in answers]:
             if time.monotonic() > deadline:
                 raise ProcessFailed(f"{', '.join(missing)} did not answer ({what})")
             self.tick(0.005)
             if all(self.children[name].ready for name in missing):
-                answers |= self._ask_once(what, missing, needed, states or {})
+                answers |= self.ask_once(what, missing, needed, states or {})
         return answers
 
-    def _ask_once(
+    def ask_once(
         self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any]
     ) -> dict[str, tuple[Any, int | None]]:
         asked = [(name, self.ask(name, what, state=states.get(name))) for name in names]
@@ -542,7 +569,10 @@ class Supervisor:
 def _status(status: int) -> str:
     if status >= 0:
         return f"exit code {status}"
-    name = signal.Signals(-status).name
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
     return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
 
 
@@ -554,6 +584,7 @@ class LocalNodes:
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self.holding = False
+        self._kept_at = time.monotonic()
         self.paused = 0.0  # seconds that the learner stood still to give its state
         self._loaded: dict[str, dict[str, Any]] = {}
 
@@ -572,12 +603,21 @@ class LocalNodes:
         pids = [supervisor.zygote_pid, *(child.pid for child in supervisor.children.values())]
         return [pid for pid in pids if pid], list(supervisor.descriptors.values())
 
+    def refresh(self) -> None:
+        """Takes, now and then, the state that a killed learner would go on from: checkpoints may be hours apart."""
+        if time.monotonic() - self._kept_at > KEEP_S:
+            self._kept_at = time.monotonic()
+            needed = [name for name in self.supervisor.children if self.supervisor.serves(name)]
+            for _, fd in self.supervisor.ask_once("state", needed, needed, {}).values():
+                if fd is not None:
+                    self._keep(read_state(fd))
+
     def cut(self) -> None:
-        """Workers stand still; nothing is cut short."""
-        self.holding = self.supervisor.board.hold = True
+        """Workers stand still; of what they do only an evaluation is cut short."""
+        self.holding = self.supervisor.board.hold = self.supervisor.board.stopping = True
 
     def reset(self, number: int) -> None:
-        self.holding = False
+        self.holding = self.supervisor.board.stopping = False
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Of a process that is being started again there is none, unless others rely on it: that one is waited for."""

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
+import numpy as np
 
 from veldt import callables
 from veldt.envs import EnvError
@@ -42,12 +44,14 @@ from veldt.runtime.board import (
 )
 from veldt.runtime.remote import PORTS, Channel, RemoteParams, Served
 from veldt.runtime.shm import Arena, Latest, Reader, Writer
-from veldt.runtime.zygote import set_title
+from veldt.runtime.zygote import ignore_signals, set_title
+from veldt.seeds import derive
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
 SPIN = 30  # looks for work before a process that serves calls goes to sleep
 CALL_SLOTS = 8
+STORE_SLOTS = 16  # blocks that may be on their way from one process: they are lost to a resume, and grow old
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Plan:
     channels: list[tuple[str, str, str]]  # (process, node of another one, seam of that node)
     threads: dict[str, int] = field(default_factory=dict)  # process -> threads for tensor operations
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)  # those that cannot be imported
+    envs: dict[str, Any] = field(default_factory=dict)  # Gymnasium ids that the user registered
 
     def row(self, process: str) -> int:
         """Of the board; the first is the supervisor's."""
@@ -77,6 +82,8 @@ class Plan:
         with open(f"/proc/self/fd/{fd}", "rb") as file:
             plan: Plan = cloudpickle.load(file)
         callables.install(plan.functions)
+        for name, entry in plan.envs.items():
+            gym.registry.setdefault(name, entry)
         return plan
 
 
@@ -91,8 +98,7 @@ def preload() -> None:
 def run(name: str, order: dict[str, Any], descriptors: dict[str, int], fds: list[int]) -> None:
     """The life of a child of the zygote, from fork to exit. `fds`: the supervisor's socket, and a state to go on from."""
     set_title(f"veldt {name}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ignore_signals()
     os.nice(order["nice"])
     connection = socket.socket(fileno=fds[0])
     code = 0
@@ -137,6 +143,9 @@ class Host:
         import torch
 
         torch.set_num_threads(self.plan.threads.get(name, 1))
+        seed = derive(0, name, order["incarnation"])  # what forked processes share unless they are told otherwise
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         self.objects = self._build(order["incarnation"])
         self.hosts = self._hosts()
         self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
@@ -193,7 +202,9 @@ class Host:
         for process, node, seam in self.plan.channels:
             if process == self.name:
                 bell = self.board.bell(self.plan.row(self.plan.home(node)))
-                writer = Writer(self.descriptors[f"{process}>{node}"], bell, most=CALL_SLOTS if seam == "policy" else 64)
+                writer = Writer(
+                    self.descriptors[f"{process}>{node}"], bell, most=CALL_SLOTS if seam == "policy" else STORE_SLOTS
+                )
                 back = Reader(self.descriptors[f"{process}<{node}"]) if seam == "policy" else None
                 known[node] = PORTS[seam][0](Channel(writer, back))
         objects: dict[str, Any] = {}

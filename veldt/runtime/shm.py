@@ -68,11 +68,6 @@ class Memory:
 
 def reserve(fd: int, nbytes: int) -> None:
     """Gives a memfd this size, with every page really there."""
-    if nbytes > LARGE and (more := nbytes - os.fstat(fd).st_size) > available_memory():
-        raise UserError(
-            f"{more / 1e6:,.1f} MB of shared memory are needed, {available_memory() / 1e6:,.1f} MB are free; lower "
-            "store.capacity or the number of actors."
-        )
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
@@ -459,6 +454,11 @@ class Arena:
         nbytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
         stop = self._at + -(-max(1, nbytes) // PAGE) * PAGE
         if os.fstat(self.fd).st_size < stop:
+            if nbytes > LARGE and nbytes > available_memory():
+                free = available_memory() / 1e6
+                raise UserError(
+                    f"{nbytes / 1e6:,.1f} MB of shared memory are needed, {free:,.1f} MB are free; lower store.capacity."
+                )
             reserve(self.fd, stop)
         # Each array has a mapping of its own, which lives as long as the array does.
         array: Array = np.ndarray(shape, dtype, mmap.mmap(self.fd, stop - self._at, offset=self._at))

@@ -49,7 +49,12 @@ class Zygote:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **threads, "VELDT_PATH": json.dumps(sys.path)}
+        environment = {
+            "OMP_WAIT_POLICY": "PASSIVE",
+            **os.environ,
+            **threads,
+            "VELDT_PATH": json.dumps([path for path in sys.path if isinstance(path, str)]),
+        }
         # -P: what lies in the working directory, such as the user's own json.py, is not imported unless it is on our path.
         code = (
             "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('VELDT_PATH')); "
@@ -160,6 +165,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def ignore_signals() -> None:
+    """Only the supervisor acts on signals, also where they are sent to the whole group. (A handler that does nothing: what
+    is ignored outright would be ignored by an environment's own processes as well.)"""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+
+
 def set_title(title: str) -> None:
     """What ps and top show: the kernel's short name, and the command line, which is written over."""
     prctl(PR_SET_NAME, ctypes.c_char_p(title.encode()[:15]))
@@ -175,7 +187,7 @@ def main() -> None:
     """The zygote itself: imports, then forks on demand, and reaps."""
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     set_title("veldt zygote")
     import torch
 

@@ -46,7 +46,9 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     recorder = program.add(
         "recorder/0", Recorder, policy, store, algorithm, schema, actor=0, incarnation=INCARNATION, on=learner
     )
-    program.add("actor/0", Actor, config.envs, config.envs_per_actor, recorder, counters, seed, on=learner)
+    program.add(
+        "actor/0", Actor, config.envs, config.envs_per_actor, recorder, counters, seed, incarnation=INCARNATION, on=learner
+    )
     if config.eval.every:
         add_evaluator(program, config, env, params, counters)
 
