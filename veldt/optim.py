@@ -129,4 +129,5 @@ def _rmsprop(
 
 
 def _host(tensor: Tensor) -> Array:
-    return np.array(tensor.cpu().numpy())
+    array: Array = tensor.cpu().numpy()
+    return array

@@ -84,8 +84,8 @@ def group_slice(net: nn.Module, prefix: str) -> slice:
 
 
 def export(net: nn.Module) -> dict[str, Array]:
-    """Parameters and buffers by name, as copies on the host."""
-    return {name: np.array(t.detach().cpu().numpy()) for name, t in net.state_dict().items()}
+    """Parameters and buffers by name, on the host; on a CPU they are the network's own memory."""
+    return {name: t.detach().cpu().numpy() for name, t in net.state_dict().items()}
 
 
 def restore(net: nn.Module, state: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,14 +28,16 @@ from veldt.runtime.shm import Arena, Bell, Memory, Reader, Writer, make_memory
 from veldt.runtime.zygote import die_with_parent
 from veldt.tree import Array, Tree
 
-SPIN = 60  # looks before a sleep, some 20 us: spinning longer keeps the core from a partner that needs it
+SPIN = 200  # looks before a sleep, some 65 us: longer than it takes to wake a partner that sleeps
 PAYLOADS: Tree = {
     "8 x 4 float32": np.random.default_rng(0).random((8, 4), np.float32),
     "8 x 84 x 84 uint8": np.random.default_rng(0).integers(0, 256, (8, 84, 84), np.uint8),
 }
 RAY_NAMES = {"8 x 4 float32": "float32[8,4]", "8 x 84 x 84 uint8": "uint8[8,84,84]"}
 ROWS, BLOCKS = 70, 400  # rows of a block, blocks that the arena has room for
-SLOTS = 33  # blocks that fit into a ring
+STREAM_ROUNDS = 7  # turns are short here: so many times as many
+SLOTS = 16  # blocks that fit into a ring, as in a run
+LONGEST_S = 600  # that all of it may take; no wait in here is longer
 RAY_CALL = Path(__file__).parents[2] / "benchmarks" / "peers" / "ray_call.py"
 
 Call = Callable[[Array], Array]
@@ -59,6 +62,14 @@ class TransportBench:
         if self.ray_python and not RAY_CALL.is_file():
             raise UserError(f"Ray is timed by {RAY_CALL}, which is not there; run this from a checkout.")
         before = machine()
+        signal.signal(signal.SIGALRM, _too_long)
+        signal.alarm(LONGEST_S)
+        try:
+            return {"machine": before, "results": self._results()}
+        finally:
+            signal.alarm(0)
+
+    def _results(self) -> dict[str, dict[str, float]]:
         results: dict[str, dict[str, float]] = {}
         with contextlib.ExitStack() as stack:
             contenders = {
@@ -76,7 +87,7 @@ class TransportBench:
                     times = self._latencies(contenders, x)
                     results[f"call, {payload}, every core kept busy by another process"] = _table(times, None)
         results[f"stream of blocks of {ROWS} Atari frames, copied from the ring into an arena"] = self._stream()
-        return {"machine": before, "results": results}
+        return results
 
     def _latencies(self, contenders: dict[str, Call], x: Array) -> dict[str, tuple[float, float]]:
         """p50 and p99 in us, the medians over rounds in which the contenders take turns."""
@@ -111,7 +122,7 @@ class TransportBench:
         sources = [{name: x.copy() for name, x in block.items()} for _ in range(SLOTS)]
         turns: dict[str, list[float]] = {"stream": [], "memcpy": []}
         with streaming() as receive:
-            for number in range(self.rounds + 1):
+            for number in range(STREAM_ROUNDS * self.rounds + 1):
                 began = time.perf_counter()
                 receive(rows, self.blocks)
                 streamed = time.perf_counter()
@@ -129,6 +140,10 @@ class TransportBench:
             "blocks_per_s": 1e9 * speed["stream"] / nbytes,
             "ring/memcpy speed": speed["stream"] / speed["memcpy"],
         }
+
+
+def _too_long(*_: Any) -> None:
+    raise UserError(f"The messages were not through after {LONGEST_S} s: the machine is too busy, or a process has died.")
 
 
 def _table(times: dict[str, tuple[float, float]], ray: tuple[float, float] | None) -> dict[str, float]:
@@ -200,7 +215,7 @@ def streaming() -> Iterator[Callable[[Tree, int], None]]:
 
 def send(board: Memory, fds: list[int], spin: int) -> None:
     """The other end of `streaming`, until it is killed."""
-    bell, orders, stream = Bell(board, 64), Reader(fds[0]), Writer(fds[1], Bell(board, 0))
+    bell, orders, stream = Bell(board, 64), Reader(fds[0]), Writer(fds[1], Bell(board, 0), most=SLOTS)
     block = make_block()
     while True:
         blocks = int(look(orders, bell, spin)["blocks"])
@@ -261,23 +276,20 @@ def busy_cores() -> Iterator[None]:
 
 # Peers.
 
+SPAWN = multiprocessing.get_context("spawn")
+
 
 @contextlib.contextmanager
 def pipe() -> Iterator[Call]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve_pipe, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
+    ours, theirs = SPAWN.Pipe()
 
     def call(x: Array) -> Array:
         ours.send(x)
         out: Array = ours.recv()
         return out
 
-    yield call
-    process.kill()
-    process.join()
+    with _peer(_serve_pipe, theirs):
+        yield call
 
 
 def _serve_pipe(connection: Any) -> None:
@@ -287,22 +299,29 @@ def _serve_pipe(connection: Any) -> None:
 
 @contextlib.contextmanager
 def queues() -> Iterator[Call]:
-    context = multiprocessing.get_context("spawn")
-    there: Any = context.Queue()
-    back: Any = context.Queue()
-    process = context.Process(target=_serve_queues, args=(there, back), daemon=True)
-    process.start()
+    there: Any = SPAWN.Queue()
+    back: Any = SPAWN.Queue()
 
     def call(x: Array) -> Array:
         there.put(x)
         out: Array = back.get()
         return out
 
-    yield call
-    process.kill()
-    process.join()
+    with _peer(_serve_queues, there, back):
+        yield call
 
 
 def _serve_queues(there: Any, back: Any) -> None:
     while True:
         back.put(there.get())
+
+
+@contextlib.contextmanager
+def _peer(serve: Callable[..., None], *args: Any) -> Iterator[None]:
+    process = SPAWN.Process(target=serve, args=args, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()

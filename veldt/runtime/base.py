@@ -40,7 +40,7 @@ class Nodes(Protocol):
     def metrics(self) -> dict[str, float]: ...
     def cut(self) -> None: ...  # ends running episodes and brings all they recorded into the store
     def reset(self, number: int) -> None: ...  # begins new episodes, seeded by this number
-    def state(self) -> dict[str, dict[str, Any]]: ...  # by node
+    def state(self) -> dict[str, dict[str, Any]]: ...  # by node; arrays may be the node's own: who keeps them copies them
     def load_state(self, state: dict[str, dict[str, Any]]) -> None: ...
     def stop(self) -> None: ...  # the run is about to end: long steps are cut short; safe in a signal handler
     def stores(self) -> dict[str, Any]: ...  # the nodes that hold blocks

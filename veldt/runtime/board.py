@@ -94,7 +94,10 @@ class SharedCounters:
 
 
 def write_state(state: dict[str, dict[str, Any]]) -> int:
-    """The states of nodes in new memory, as arrays and JSON; returns its descriptor."""
+    """The states of nodes in new memory, as arrays and JSON; returns its descriptor.
+
+    Written and not mapped: the kernel then neither clears the pages nor takes a fault for each.
+    """
     rest: dict[str, dict[str, Any]] = {}
     tree: Tree = {}
     for node, part in state.items():
@@ -105,9 +108,16 @@ def write_state(state: dict[str, dict[str, Any]]) -> int:
     whole: Tree = {"sizes": np.array([len(head), len(text)], np.int64), "head": head, "json": text, **tree}
     layout = Format.of(whole)
     fd = make_memory("veldt state")
-    views = layout.views(Memory(fd, layout.nbytes), 0)
-    for name, value in whole.items():
-        views[name][...] = value
+    try:
+        os.ftruncate(fd, layout.nbytes)
+        for value, offset in zip(whole.values(), layout.offsets, strict=True):
+            left = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            while len(left):
+                done = os.pwrite(fd, left, offset)
+                left, offset = left[done:], offset + done
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
