@@ -231,7 +231,11 @@ def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once()
     other = Evaluator(CHAINS, Always(1), counters, every=100, episodes=3, max_length=99, seed=0)  # type: ignore[arg-type]
     other.load_state(who.state())
     assert not other.step(), "a restored one does not evaluate again"
-    who.close(), other.close()
+    reborn = Evaluator(CHAINS, Always(1), counters, every=100, episodes=3, max_length=99, seed=0)  # type: ignore[arg-type]
+    assert not reborn.step(), "nor does one that was killed and has no state"
+    counters.add("env_steps", 100)
+    assert reborn.step() and counters.get("evaluations") == 3
+    who.close(), other.close(), reborn.close()
 
 
 def test_an_episode_that_was_not_waited_for_is_not_counted_again() -> None:
@@ -244,6 +248,7 @@ def test_an_evaluation_ends_when_the_run_does() -> None:
     counters = Counters()
     chains = partial(make_env, Chain)  # without a time limit
     who = Evaluator(chains, Always(0), counters, every=100, episodes=1, max_length=10**9, seed=0)  # type: ignore[arg-type]
+    assert not who.step()
     counters.add("env_steps", 100)
     counters.stopping = True
     assert who.step() and who.metrics() == {} and counters.get("evaluations") == 0

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from test_run import Stop, crash, stopping, whole_state
 
 import veldt
 from veldt import recipes
+from veldt.errors import UserError
 from veldt.limiters import MinSize, SamplesPerInsert
 from veldt.memory import used_memory
 from veldt.policy import LocalPolicy
@@ -188,6 +190,18 @@ def test_what_the_user_registered_is_known_to_actors_and_each_draws_for_itself(t
         gym.registry.pop("test/Noisy-v0")
     theirs = [x.read_text() for x in (tmp_path / "drawn").iterdir() if not x.name.startswith(f"{os.getpid()}-")]
     assert len(theirs) >= 3 and len(set(theirs)) == len(theirs)
+
+
+def test_a_function_that_cannot_be_sent_is_named_and_does_no_harm_to_later_runs(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def locked() -> gym.Env[Any, Any]:
+        with lock:
+            return gym.make("CartPole-v1")
+
+    with pytest.raises(UserError, match=r"locked.*cannot be sent to another process.*--runtime inline"):
+        veldt.train("apex-dqn", env=locked, run=tmp_path / "one", quiet=True, **TINY)
+    tiny(tmp_path / "two", steps=500)
 
 
 def test_a_signal_to_all_processes_is_the_supervisors_alone(tmp_path: Path) -> None:

@@ -131,6 +131,15 @@ def test_weights_are_published_at_first_and_every_so_often() -> None:
     np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
 
 
+def test_a_reborn_learner_does_not_publish_fresh_weights() -> None:
+    first = learner(Store())
+    second = Learner(DQN(hidden=(16,)), ENV, Store(), first.params, Counters(), first.config, env_steps=1_000, seed=4)
+    assert not torch.equal(first.vector, second.vector) and len(published(first)) == 1
+    second.load_state({**first.state(), "steps": 5})
+    assert [weights.version for weights in published(first)] == [0, 5]
+    np.testing.assert_array_equal(published(first)[-1].vector, first.vector.numpy())
+
+
 def test_published_weights_are_frozen() -> None:
     one = learner(Store())
     first = published(one)[0].vector.copy()
@@ -370,11 +379,11 @@ def test_every_group_is_a_slice() -> None:
         params.group_slice(net, "z")
 
 
-def test_export_and_restore_are_exact_and_copies() -> None:
+def test_export_and_restore_are_exact_and_what_is_restored_is_a_copy() -> None:
     net, other = Normed(), Normed()
     net(torch.randn(16, 8))
     params.flatten(net), params.flatten(other)
-    state = params.export(net)
+    state = {name: x.copy() for name, x in params.export(net).items()}
     assert {name: x.dtype for name, x in state.items()}["norm.num_batches_tracked"] == np.int64
     params.restore(other, state)
     for name, x in other.state_dict().items():

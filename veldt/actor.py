@@ -227,11 +227,13 @@ class Evaluator:
         self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
         self.max_length = max_length
         self.envs = envs(min(episodes, 16))
-        self.next = every  # env steps
+        self.next = 0  # env steps; not known yet
         self.latest: Evaluation | None = None
 
     def step(self) -> bool:
-        if self.counters.get("env_steps") < self.next:
+        steps = self.counters.get("env_steps")
+        self.next = self.next or (steps // self.every + 1) * self.every
+        if steps < self.next:
             return False
         self.policy.pull()
         seed = derive(self.seed, "evaluation", self.counters.get("evaluations") + 1)

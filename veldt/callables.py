@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+import cloudpickle
 
 from veldt.errors import UserError
 
@@ -29,9 +32,28 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{LOCAL}:{key}"
 
 
-def local() -> dict[str, Callable[..., Any]]:
-    """The functions that only this process knows, by name."""
-    return dict(_local)
+def portable() -> dict[str, Callable[..., Any]]:
+    """The functions that only this process knows, by name; one that cannot be sent to another says so when it is called."""
+    return {name: function if _portable(function) else NotPortable(name) for name, function in _local.items()}
+
+
+def _portable(function: Callable[..., Any]) -> bool:
+    try:
+        cloudpickle.dumps(function)
+    except Exception:  # whatever the objects that it refers to raise
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class NotPortable:
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UserError(
+            f"{self.name!r} refers to something that cannot be sent to another process, such as an open file or a lock; "
+            "make that inside of it, put it in a module and name it module:function, or use --runtime inline."
+        )
 
 
 def install(functions: dict[str, Callable[..., Any]]) -> None:

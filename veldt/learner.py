@@ -82,7 +82,8 @@ class Learner:
         self._latest: dict[str, torch.Tensor] = {}
         self._fetched: deque[Sample] = deque()
         counters.put("learner_steps", 0)
-        self._publish()
+        if params_.pull(-1) is None:  # otherwise we are born again: nobody acts with fresh weights meanwhile
+            self._publish()
 
     def step(self) -> bool:
         if not self._fetched and not self._fetch():

@@ -202,9 +202,10 @@ class Session:
         self.number = 0  # of the last checkpoint
         self.evaluations = 0
         self.rates_from = {"env_steps": 0, "learner_steps": 0}
+        self.metrics = Metrics([])
         self._saving: threading.Thread | None = None
         self._memory_at, self._memory_used = -math.inf, 0
-        self._first_update: dict[str, float] = {}
+        self._first_update: dict[str, float] | None = None  # of this session; empty once it is told
 
     def run(self) -> Run:
         config = self.config
@@ -230,10 +231,10 @@ class Session:
             self.checkpoints.clean()
             self.checkpoint = self.checkpoints.load()
             self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
-            self._introduce(env, size, type(getattr(net, "torso", net)).__name__, parameters)
-            self._write_config()
-            self.metrics = Metrics(self._sinks())
             try:
+                self._introduce(env, size, type(getattr(net, "torso", net)).__name__, parameters)
+                self._write_config()
+                self.metrics = Metrics(self._sinks())
                 with self._signals():
                     self._runtime().run(program, self.until)
             except Exception:
@@ -261,14 +262,15 @@ class Session:
             self._restore(nodes)
             self.nodes = nodes
         steps = nodes.count("env_steps")
-        if not self._first_update and nodes.count("learner_steps"):
+        if self._first_update is None and nodes.count("learner_steps") > self.resumed_from:
             self._first_update = {"first_update_s": process_age(), "first_update_time_s": self._when(nodes)["time_s"]}
         done = steps >= self.config.steps
         if done or self.interrupted:
             if steps > self.saved_at:
                 nodes.cut()
                 self._log(nodes)
-                if not self._finish_saving() or not self._save(nodes, scheduled=done):
+                self._finish_saving()
+                if not self._save(nodes, scheduled=done):
                     raise UserError(
                         f"The last checkpoint could not be written (see {self.path / 'log.txt'}); make room, and go on "
                         f"from the one before with: veldt resume {self.path}"
@@ -298,7 +300,7 @@ class Session:
             self.metrics.write(line)
         elif (self.path / "metrics.jsonl").stat().st_size:  # of a start that came to no checkpoint
             self.metrics.write({**self._when(nodes), "resumed_from": 0})
-        self.evaluations = nodes.count("evaluations")
+        self.evaluations, self.resumed_from = nodes.count("evaluations"), nodes.count("learner_steps")
         self.rates_from = {name: nodes.count(name) for name in self.rates_from}
         self.rates_at = time.monotonic()
         self._schedule(nodes.count("env_steps"))
@@ -325,12 +327,11 @@ class Session:
         self._saving = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._saving.start()
 
-    def _finish_saving(self) -> bool:
+    def _finish_saving(self) -> None:
         """Waits for a checkpoint that is being written."""
         while self._saving is not None and self._saving.is_alive():
             self._saving.join(1.0)
         self._saving = None
-        return True
 
     def _save(self, nodes: Nodes, scheduled: bool) -> bool:
         """A checkpoint is also a cut: see `Exact resume` in docs/decisions.md."""
@@ -360,7 +361,7 @@ class Session:
         line = (
             self._when(nodes)
             | nodes.metrics()
-            | self._first_update
+            | (self._first_update or {})
             | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
         )
         for name, before in self.rates_from.items():
@@ -372,6 +373,8 @@ class Session:
         if now - self.rates_at >= self.config.log.every:
             self.rates_from = {name: line[name] for name in self.rates_from}
             self.rates_at = now
+        if self._first_update:
+            self._first_update = {}
         self.last_line = now
         if not nodes.live or "eval_return" in line:
             self.evaluations = nodes.count("evaluations")

@@ -118,7 +118,7 @@ def make_plan(program: Program) -> Plan:
                 if channel not in channels:
                     channels.append(channel)
     threads = {process: max(nodes[name].threads for name in group) for process, group in processes.items()}
-    return Plan(nodes, processes, shared, channels, threads, callables.local(), _registered())
+    return Plan(nodes, processes, shared, channels, threads, callables.portable(), _registered())
 
 
 def _registered() -> dict[str, Any]:

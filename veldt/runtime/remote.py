@@ -95,7 +95,7 @@ class RemoteStore:
                 message[kind + name] = array.view(np.uint8) if name == PACKED else array
         return self._out.put(message)
 
-    def sample(self, n: int) -> Any:
+    def sample(self, *_: Any) -> Any:
         raise NotImplementedError("a store is sampled in its own process: add the learner with on=store")
 
     update = trim = sample
