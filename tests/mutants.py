@@ -858,7 +858,7 @@ MUTANTS = [
     Mutant(
         "bootstrap-at-n",
         "Where an episode was truncated within n steps, the value of a row of the next episode is taken.",
-        "algorithms/dqn.py",
+        "algorithms/transitions.py",
         "truncated = (step.m < self.n) & (step.discount > 0)",
         "truncated = (step.m < self.n) & (step.discount < 0)",
         (DQN + "test_n_step_target_by_hand",),
@@ -867,7 +867,7 @@ MUTANTS = [
     Mutant(
         "priority-bootstrapped-at-n",
         "Initial priorities take the value n steps on, even beyond the end of the episode.",
-        "algorithms/dqn.py",
+        "algorithms/transitions.py",
         "rows + step.m, axis=-1",
         "rows + self.n + 0 * step.m, axis=-1",
         (DQN + "test_initial_priorities_are_the_error_of_the_weights_that_acted",),
@@ -875,7 +875,7 @@ MUTANTS = [
     Mutant(
         "store-keeps-clipped-rewards",
         "Rewards are clipped in place, so that the store keeps the clipped ones.",
-        "algorithms/dqn.py",
+        "algorithms/transitions.py",
         "reward = reward.clip(-self.clip_reward, self.clip_reward)",
         "reward = np.clip(reward, -self.clip_reward, self.clip_reward, out=reward)",
         (DQN + "test_rewards_are_clipped_one_by_one_and_only_in_the_loss",),
@@ -883,7 +883,7 @@ MUTANTS = [
     Mutant(
         "action-of-the-next-step",
         "The loss trains the action of the next step.",
-        "algorithms/dqn.py",
+        "algorithms/transitions.py",
         'batch["action"][:, at], r_t',
         'batch["action"][:, at + 1], r_t',
         (DQN + "test_the_target_is_the_reward_and_the_discounted_largest_value_of_the_target_network",),

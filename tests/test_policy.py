@@ -75,7 +75,7 @@ def test_exploration_is_by_environment() -> None:
     actions = np.stack([ask(who, step)["action"] for _ in range(40)])
     assert (actions[:, :50] == greedy).all()
     assert 0.4 < (actions[:, 50:] == greedy).mean() < 0.6
-    assert who.metrics() == {"epsilon": 0.5}
+    assert who.metrics() == {"epsilon": 0.5, "lag_updates": 0.0}
 
 
 def test_exploration_follows_the_env_steps_of_the_run() -> None:
@@ -85,7 +85,11 @@ def test_exploration_follows_the_env_steps_of_the_run() -> None:
     who.counters.add("env_steps", 77)
     ask(who, record(2))
     assert seen == [0, 77]
-    assert who.metrics() == {"epsilon": 0.25}
+    assert who.metrics() == {"epsilon": 0.25, "lag_updates": 0.0}
+    who.params.publish(Weights(30, who.vector.numpy().copy()))
+    who.pull()
+    who.counters.put("learner_steps", 37)
+    assert who.metrics()["lag_updates"] == 7
 
 
 def test_newer_weights_are_taken_and_older_ones_never() -> None:

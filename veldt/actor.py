@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +39,7 @@ class Actor:
         self.groups = {number: Group(envs(n)) for number in groups}
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
+        self.spent = {"env": 0.0}  # seconds
         self._bad = 0  # observations not passed on that were counted
         self._life = (incarnation,) if incarnation else ()
         self.reset(0)
@@ -86,7 +88,9 @@ class Actor:
         return True
 
     def _apply(self, group: Group, action: Array) -> None:
+        began = time.perf_counter()
         record = group.envs.step(action)
+        self.spent["env"] += time.perf_counter() - began
         group.record = record
         applied, ended = _account(
             record["reward"], record["first"], record["valid"], record["last"], group.returns, group.lengths, group.clean

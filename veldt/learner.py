@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -79,6 +80,8 @@ class Learner:
         self.steps = 0
         self.bad = 0  # updates skipped because something was not finite
         self._bad_in_a_row = 0
+        self.published = 0  # weights
+        self.spent = {"sample": 0.0}  # seconds
         self._latest: dict[str, torch.Tensor] = {}
         self._fetched: deque[Sample] = deque()
         counters.put("learner_steps", 0)
@@ -113,7 +116,9 @@ class Learner:
         return True
 
     def _fetch(self) -> bool:
+        began = time.perf_counter()
         sample = self.store.sample(self.config.batch * self.config.prefetch)
+        self.spent["sample"] += time.perf_counter() - began
         if sample is None:
             return False
         # Every prefetch-th draw, so that each batch is spread over the whole of the stratified draw.
@@ -173,9 +178,11 @@ class Learner:
                 "checkpoint is from before."
             )
         self.params.publish(Weights(self.steps, vector))
+        self.published += 1
 
     def metrics(self) -> dict[str, float]:
-        return {"skipped_updates": float(self.bad)} | {name: float(x.mean()) for name, x in self._latest.items()}
+        told = {"skipped_updates": float(self.bad), "published": float(self.published)}
+        return told | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}

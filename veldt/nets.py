@@ -34,6 +34,28 @@ class MLP(nn.Module):
         return x
 
 
+class NormedMLP(nn.Module):
+    """Linear, layer norm, tanh; then linear layers with ReLU, and a linear output: [B, inputs] -> [B, outputs].
+
+    The output layer begins near 0 (Lillicrap et al. 2016), so that a tanh or a value on top of it does.
+    """
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        sizes = (inputs, *hidden)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.norm = nn.LayerNorm(sizes[1]) if hidden else nn.Identity()
+        self.output = nn.Linear(sizes[-1], outputs)
+        for parameter in self.output.parameters():
+            nn.init.uniform_(parameter, -3e-3, 3e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = torch.tanh(self.norm(layer(x))) if i == 0 else F.relu(layer(x))
+        y: Tensor = self.output(x)
+        return y
+
+
 class ConvNet(nn.Module, ABC):
     """Convolutions, then one linear layer: [B, channels, H, W] -> [B, features]; both rectified.
 

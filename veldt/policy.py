@@ -114,8 +114,11 @@ class LocalPolicy:
         return state
 
     def metrics(self) -> dict[str, float]:
-        told = len(self._explored) and not isinstance(self.explore, float | int)
-        return {"epsilon": float(self._explored.mean())} if told else {}
+        """Of a policy that explores: how much, and how many updates the learner is ahead of its weights."""
+        if not len(self._explored) or isinstance(self.explore, float | int):
+            return {}
+        lag = max(0, self.counters.get("learner_steps") - max(0, self.version))
+        return {"lag_updates": float(lag), self.algorithm.exploration: float(self._explored.mean())}
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import gymnasium as gym
 import numpy as np
 import tyro
 
+from veldt.algorithms.dpg import DPG
 from veldt.algorithms.dqn import DQN
 from veldt.block import Schema
 from veldt.envs import Envs, is_atari, make_env
@@ -109,6 +111,28 @@ class LadderConfig:
 
 
 @dataclass(frozen=True)
+class GaussianConfig:
+    """Gaussian noise on continuous actions, the same in every environment (Horgan et al. 2018)."""
+
+    block: int = 32
+    """Fresh steps in a block: how many an environment collects before the store sees them."""
+    refresh: int = 8
+    """Steps of an actor between two looks for newer weights."""
+    sigma: float = 0.3
+    """Standard deviation of the noise, where half of an action's range is 1."""
+
+    def explore(self, first: int, n: int, total: int) -> Explore | Array:
+        """How environments first ... first + n - 1 of all in the run explore."""
+        return np.full(n, self.sigma)
+
+    def check(self) -> None:
+        at_least("actor", self, {"block": 1, "refresh": 1, "sigma": 0})
+
+    def __str__(self) -> str:
+        return f"sigma {self.sigma:g}"
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     capacity: str = "50_000"
     """Steps (100_000) or bytes (2GB)."""
@@ -120,6 +144,8 @@ class StoreConfig:
     """Prioritized: exponent of the priorities."""
     beta: float = 0.4
     """Prioritized: exponent of the importance weights."""
+    first_priorities: Literal["acted", "largest"] = "acted"
+    """Prioritized: those of new items; acted: from the values computed while acting, largest: as in DQN with replay."""
     min_size: int = 1_000
     """Items before learning starts."""
     samples_per_insert: float = 32.0
@@ -178,6 +204,8 @@ class Config:
     """Where the nodes run: inline is one thread (exact resume, debugging), local is supervised processes."""
     step_timeout: float = 30.0
     """Local: seconds that one step of an environment or update may take before its process is replaced."""
+    queue: int = 16
+    """Local: blocks that may wait between one actor and the store; they are lost to a resume."""
     device: str = "cpu"
     """Where the learner's tensors live: cpu or cuda."""
     threads: int = 1
@@ -232,6 +260,8 @@ class Config:
         for name, value in not_negative.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"{name} must not be negative, but it is {value}.")
+        if self.queue < 2:
+            raise UserError(f"queue must be at least 2 blocks, not {self.queue}.")
         self.actor.check()
         check_probability("eval.epsilon", self.eval.epsilon)
         if self.topology == "single" and self.actors > 1:
@@ -383,7 +413,39 @@ def apex_dqn(env: str) -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[str], Config]] = {"dqn": dqn, "apex-dqn": apex_dqn}
+def apex_dpg(env: str) -> Config:
+    """Ape-X DPG (Horgan et al. 2018): continuous actions. MuJoCo: the paper's numbers. Small tasks: tuned here."""
+    paper = "mujoco" in str(getattr(gym.registry.get(env), "entry_point", ""))
+    return Config(
+        recipe="apex-dpg",
+        topology="apex",
+        env=env,
+        steps=1_000_000 if paper else 100_000,
+        actors=2,
+        runtime="local",
+        algorithm=DPG(n=5) if paper else DPG(n=3, critic=(128, 128), actor=(64, 64)),
+        actor=GaussianConfig(),
+        store=StoreConfig(
+            capacity="1_000_000" if paper else "100_000",
+            slack=0.05,
+            selector="prioritized",
+            min_size=10_000 if paper else 2_000,
+            samples_per_insert=128.0 if paper else 32.0,
+        ),
+        learner=LearnerConfig(
+            batch=256,
+            lr=1e-4 if paper else 1e-3,
+            clip_norm=0.0,
+            target_every=100,
+            publish_every=10,
+            prefetch=4,
+        ),
+        eval=EvalConfig(every=10_000, episodes=20, max_length=10_000),
+        checkpoint=CheckpointConfig(every=100_000 if paper else 50_000),
+    )
+
+
+RECIPES: dict[str, Callable[[str], Config]] = {"dqn": dqn, "apex-dqn": apex_dqn, "apex-dpg": apex_dpg}
 
 
 def make(recipe: str, env: str = "CartPole-v1", **overrides: Any) -> Config:

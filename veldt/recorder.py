@@ -29,9 +29,11 @@ class Recorder:
         actor: int = 0,
         incarnation: int = 0,
         max_age: float = float("inf"),  # seconds before a block is sent short
+        first_priorities: str = "acted",  # or "largest"
     ) -> None:
         self.policy, self.store, self.algorithm, self.schema = policy, store, algorithm, schema
         self.actor, self.incarnation, self.max_age = actor, incarnation, max_age
+        self.acted = first_priorities == "acted"
         self.sequence = 0
         self.finished: deque[tuple[Block, Array | None]] = deque()
         self._steps: dict[int, Tree] = {}
@@ -87,7 +89,7 @@ class Recorder:
         columns = self.schema.layout.columns(rows)
         items = window_items(columns["valid"], columns["last"], window, self.schema.fresh)
         items[:, fresh // window.stride :] = False
-        priorities = self.algorithm.priority(columns, self.schema)
+        priorities = self.algorithm.priority(columns, self.schema) if self.acted else None
         if priorities is not None and not np.isfinite(priorities).all():
             priorities = None  # the values overflowed while acting: the learner is about to tell
         items.flags.writeable = False

@@ -27,6 +27,7 @@ import yaml
 
 from veldt import callables, params, recipes
 from veldt.actor import Evaluation, evaluate
+from veldt.bottleneck import bottleneck
 from veldt.checkpoint import Checkpoints, exclusive
 from veldt.counters import Counters
 from veldt.envs import EnvLike
@@ -51,8 +52,18 @@ TOPOLOGIES: dict[str, Callable[[Program, Config, EnvSpec], None]] = {"single": s
 EVALUATION_S = 0.1  # between two lines for the sake of an evaluation
 MEMORY_S = 2.0  # between two looks at the memory of all processes
 LIVES = 10_000  # that a process may have between two resumes
+RATES = {  # counts in a line of metrics -> what their rates are called, before _per_s
+    "env_steps": "env_steps",
+    "learner_steps": "learner_steps",
+    "stream_blocks": "blocks",
+    "stream_bytes": "bytes",
+    "store_inserted": "inserted",
+    "store_sampled": "sampled",
+    "published": "published",
+}
 MAY_CHANGE = {  # on resume
     "steps",
+    "queue",
     "log.every",
     "log.wandb",
     "checkpoint.keep",
@@ -201,7 +212,8 @@ class Session:
         self.earlier_s = 0.0  # of the sessions before this one
         self.number = 0  # of the last checkpoint
         self.evaluations = 0
-        self.rates_from = {"env_steps": 0, "learner_steps": 0}
+        self.rates_from: dict[str, float] = {}
+        self._cpu = time.process_time()
         self.metrics = Metrics([])
         self._saving: threading.Thread | None = None
         self._memory_at, self._memory_used = -math.inf, 0
@@ -222,6 +234,15 @@ class Session:
             rest += plan_processes(config.schema(env), config.actors, config.eval.every > 0)
         check_memory(size, available_memory() - rest, rest)
         self.memory = used_memory() + size.nbytes + rest
+        self._constants = {
+            "actors": config.actors,
+            "envs": config.actors * config.envs_per_actor,
+            "cores": len(os.sched_getaffinity(0)),
+            "queue": config.queue,
+            "samples_per_insert": config.store.samples_per_insert,
+            "store_capacity": size.capacity,
+            "store_min_size": config.store.min_size,
+        }
         program = Program()
         TOPOLOGIES[config.topology](program, config, env)
         torch.set_num_threads(config.threads)
@@ -254,7 +275,7 @@ class Session:
             zygote.discard()
             return Inline()
         lives = LIVES * self.checkpoint.number if self.checkpoint is not None else 0
-        return Local(self.path, self.config.step_timeout, lives)
+        return Local(self.path, self.config.step_timeout, lives, self.config.queue)
 
     def until(self, nodes: Nodes) -> bool:
         """Asked between two rounds: checkpoints and logs where they are due; True when the run is over."""
@@ -301,7 +322,7 @@ class Session:
         elif (self.path / "metrics.jsonl").stat().st_size:  # of a start that came to no checkpoint
             self.metrics.write({**self._when(nodes), "resumed_from": 0})
         self.evaluations, self.resumed_from = nodes.count("evaluations"), nodes.count("learner_steps")
-        self.rates_from = {name: nodes.count(name) for name in self.rates_from}
+        self.rates_from = {name: nodes.count(name) for name in ("env_steps", "learner_steps")}
         self.rates_at = time.monotonic()
         self._schedule(nodes.count("env_steps"))
 
@@ -364,21 +385,38 @@ class Session:
             | (self._first_update or {})
             | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
         )
-        for name, before in self.rates_from.items():
-            line[f"{name}_per_s"] = (line[name] - before) / max(1e-9, now - self.rates_at)
-        if line.get("store_inserted"):
-            line["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
-        if line["env_steps_per_s"] > 0:
-            line["left_s"] = max(0, self.config.steps - line["env_steps"]) / line["env_steps_per_s"]
-        if now - self.rates_at >= self.config.log.every:
-            self.rates_from = {name: line[name] for name in self.rates_from}
-            self.rates_at = now
+        line |= self._rates(line, now)
+        line["bottleneck"] = bottleneck(line)
         if self._first_update:
             self._first_update = {}
         self.last_line = now
         if not nodes.live or "eval_return" in line:
             self.evaluations = nodes.count("evaluations")
         self.metrics.write(line)
+
+    def _rates(self, line: dict[str, Any], now: float) -> dict[str, float]:
+        """What follows from two lines, and from the settings."""
+        config, elapsed = self.config, max(1e-9, now - self.rates_at)
+        out = {
+            f"{RATES[name]}_per_s": (line[name] - self.rates_from[name]) / elapsed
+            for name in RATES
+            if name in line and name in self.rates_from
+        }
+        if line.get("store_inserted"):
+            out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
+        if out["env_steps_per_s"] > 0:
+            out["left_s"] = max(0, config.steps - line["env_steps"]) / out["env_steps_per_s"]
+        if "lag_updates" in line and out["learner_steps_per_s"] > 0:
+            out["lag_s"] = line["lag_updates"] / out["learner_steps_per_s"]
+        if "busy/env" in line:
+            out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
+        own = (time.process_time() - self._cpu) / elapsed
+        each = {"cpu/learner": 1, "cpu/actor": config.actors, "cpu/evaluator": 1}
+        out["cpu/all"] = own + sum(n * line.get(name, 0.0) for name, n in each.items())
+        if elapsed >= config.log.every or not self.rates_from.keys() >= RATES.keys() & line.keys():
+            self.rates_from |= {name: line[name] for name in RATES if name in line}
+            self.rates_at, self._cpu = now, time.process_time()
+        return out | self._constants
 
     def _memory(self, nodes: Nodes) -> int:
         if time.monotonic() - self._memory_at >= MEMORY_S:

@@ -12,7 +12,7 @@ prioritized replay (Schaul et al. 2016)     the store's selector; priority |y - 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numba
 import numpy as np
@@ -23,70 +23,34 @@ from torch.nn import functional as F
 
 from veldt import callables
 from veldt.algorithms.base import Batch, Loss, Tensors
-from veldt.block import Schema, Window, observation
+from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
 from veldt.nets import QHead, QNetwork, features_of, torso_for
-from veldt.returns import NStep, n_step
 from veldt.step import EnvSpec
-from veldt.tree import Array, Spec, Tree, spec
-
-
-class Transitions(NamedTuple):
-    """What a one-step loss reads; observations are tensors, or dicts of them for a Dict observation."""
-
-    s_tm1: Any  # [B, ...]
-    a_tm1: Tensor  # [B]
-    r_t: Tensor  # [B], the sum of m discounted rewards
-    discount_t: Tensor  # [B]
-    s_t: Any  # [B, ...]
+from veldt.tree import Array, Tree
 
 
 @dataclass(frozen=True)
-class DQN:
-    gamma: float = 0.99
-    """Discount of a reward one step later."""
-    n: int = 1
-    """Steps of reward before the bootstrap."""
+class DQN(ActionValues):
     double: bool = False
     """Choose the bootstrap action with the online network."""
     dueling: bool = False
     """Split the last layer into value and advantages."""
     huber: bool = True
     """Huber loss, that is, errors clipped to [-1, 1]; otherwise squared."""
-    history: int = 1
-    """Observations stacked for the network, the current one included."""
-    clip_reward: float = 0.0
-    """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
     hidden: tuple[int, ...] = (128, 128)
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
     """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
     network_from: str = ""
     """`module:callable` that makes the network from an EnvSpec, instead of the built-in one."""
-    stacked: tuple[str, ...] = ()
-    """Keys of a Dict observation that history stacks (none given: all)."""
-
-    @property
-    def window(self) -> Window:
-        return Window(history=self.history, lookahead=self.n)
 
     def check(self, env: EnvSpec) -> None:
+        super().check(env)
         if not isinstance(env.action_space, spaces.Discrete):
-            raise UserError(f"dqn needs a Discrete action space, but {env.name} has {env.action_space}.")
-        if self.n < 1 or self.history < 1 or not 0 <= self.gamma <= 1:
-            raise UserError(f"dqn needs n >= 1, history >= 1 and 0 <= gamma <= 1, not {self}.")
-        if self.clip_reward < 0 or not all(isinstance(size, int) and size > 0 for size in self.hidden):
-            raise UserError("dqn needs clip_reward >= 0 and hidden layers of at least one unit.")
-        for key in self.stacked:
-            if f"obs/{key}" not in env.observation:
-                known = ", ".join(name.removeprefix("obs/") for name in env.observation)
-                raise UserError(f"{env.name} has no observation {key!r} to stack, only {known}.")
-
-    def extras(self, env: EnvSpec) -> Spec:
-        return {"q": spec((), np.float32), "v": spec((), np.float32)}  # of the action taken; the largest
-
-    def state(self, env: EnvSpec) -> Spec:
-        return {}
+            raise UserError(f"dqn needs a Discrete action space, but {env.name} has {env.action_space}; try apex-dpg.")
+        if not all(isinstance(size, int) and size > 0 for size in self.hidden):
+            raise UserError("dqn needs hidden layers of at least one unit.")
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:
@@ -115,9 +79,7 @@ class DQN:
         return net
 
     def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
-        """What the network sees at row `at` of rows [B, T, ...]. Those of a batch are blanked by the store."""
-        blanked = isinstance(rows, Batch) and self.window.slices
-        out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked, blanked)
+        out = super().observe(rows, at)
         if self.network_from:  # ours take slices as they are; others may want to view them in another shape
             return {key: x.contiguous() for key, x in out.items()} if isinstance(out, dict) else out.contiguous()
         return out
@@ -132,16 +94,6 @@ class DQN:
         )
         return {"action": action, "q": q_taken, "v": v}, state
 
-    def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        """|y - Q| from the values recorded while acting; the bootstrap is their max_a Q."""
-        step = self._returns(columns["reward"], columns["discount"], columns["last"])
-        rows = np.arange(step.m.shape[-1])
-        v_t = np.take_along_axis(columns["v"], rows + step.m, axis=-1)
-        with np.errstate(all="ignore"):
-            td = step.reward + step.discount * v_t - columns["q"][..., : len(rows)]
-        before = schema.window.before
-        return np.asarray(np.abs(td[..., before : before + schema.fresh]))
-
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
         q_tm1 = net(s_tm1).gather(1, a_tm1[:, None]).squeeze(1)  # [B]
@@ -153,33 +105,6 @@ class DQN:
         error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * (y - q_tm1).square()
         loss = torch.dot(batch.weights, error) / len(error)
         return Loss({"": loss}, priorities, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
-
-    def transitions(self, batch: Batch) -> Transitions:
-        """Row `at` is s_tm1, where the action was taken; reward and discount of arriving at later rows make the return, and
-        row at + m is s_t, where the return is bootstrapped."""
-        at = self.history - 1
-        step = self._returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
-        r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
-        return Transitions(
-            self.observe(batch, at), batch["action"][:, at], r_t, discount_t, self._bootstrap(batch, at, step)
-        )
-
-    def _returns(self, reward: Any, discount: Any, last: Any) -> NStep:
-        if self.clip_reward:
-            reward = reward.clip(-self.clip_reward, self.clip_reward)
-        return n_step(reward, discount, last, self.n, self.gamma)
-
-    def _bootstrap(self, batch: Batch, at: int, step: NStep) -> Tensor | dict[str, Tensor]:
-        """The observations at row at + m. Where m < n and the episode terminated, any will do: the discount is 0."""
-        s_t = self.observe(batch, at + self.n)
-        if self.n == 1:
-            return s_t
-        truncated = (step.m < self.n) & (step.discount > 0)  # [B, 1]
-        if truncated.any():  # rare, so only these are stacked again
-            for k in range(1, self.n):
-                short = np.flatnonzero(truncated & (step.m == k))
-                s_t = _put(s_t, torch.from_numpy(short).to(batch.device), self.observe(batch.select(short), at + k))
-        return s_t
 
 
 @numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)
@@ -196,11 +121,3 @@ def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
         action[i] = np.int64(random[1, i] * actions) if random[0, i] < explore[i] else best
         q_taken[i] = q[i, action[i]]
     return action, q_taken, v
-
-
-def _put(whole: Tensor | dict[str, Tensor], index: Tensor, part: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    if isinstance(whole, dict):
-        assert isinstance(part, dict)
-        return {name: x.index_copy(0, index, part[name]) for name, x in whole.items()}
-    assert isinstance(part, Tensor)
-    return whole.index_copy(0, index, part)

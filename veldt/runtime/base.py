@@ -13,8 +13,18 @@ class Stuck(RuntimeError):
     """No node can do any work: the program would wait for ever."""
 
 
+def spent(workers: dict[str, Any]) -> dict[str, float]:
+    """Seconds that workers took for parts of their steps, by `part/worker`, since this was last asked."""
+    out: dict[str, float] = {}
+    for name, worker in workers.items():
+        for part, seconds in getattr(worker, "spent", {}).items():
+            out[f"{part}/{name}"] = seconds
+            worker.spent[part] = 0.0
+    return out
+
+
 def busy_parts(seconds: dict[str, float], elapsed: float) -> dict[str, float]:
-    """`busy/kind`: the part of the time that each kind of worker took."""
+    """`busy/kind`: the part of the time that each kind of worker, or part of one, took."""
     out: dict[str, float] = {}
     for name, taken in seconds.items():
         kind = f"busy/{name.partition('/')[0]}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from veldt.counters import Counters
 from veldt.program import Program, resolve
-from veldt.runtime.base import Nodes, Stuck, busy_parts, merge
+from veldt.runtime.base import Nodes, Stuck, busy_parts, merge, spent
 
 
 class Inline:
@@ -63,7 +63,7 @@ class InlineNodes:
         """What the nodes tell, and `busy/...`: the part of the time since the last call that each kind of worker took."""
         out = merge(thing.metrics() for thing in self._with("metrics").values())
         elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
-        out |= busy_parts(self.busy, elapsed)
+        out |= busy_parts(self.busy | spent(self._with("spent")), elapsed)
         self.busy = dict.fromkeys(self.busy, 0.0)
         return out
 

@@ -70,6 +70,7 @@ BACK_OFF_S = (0.1, 10.0)  # the wait before a process that failed at once is sta
 IN_A_ROW = 5  # failures without any work between them before the run stops
 NICE = 10  # of the processes that nobody relies on
 HEALTHY = 100  # env steps or updates after which a failure counts as the first one
+MEANS = ("queue_fill", "refusing", "lag_updates")  # metrics of moments, which are averaged over a line's time
 LONG_LIFE_S = 120.0  # and so does one after such a life, or after four times the longest step
 
 
@@ -80,9 +81,10 @@ class Local:
     directory: Path | None = None
     step_timeout: float = 30.0
     first_incarnation: int = 0  # above all that an earlier stretch of this run had
+    queue: int = 16  # blocks that may wait between an actor and the store
 
     def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
-        supervisor = Supervisor(make_plan(program), self)
+        supervisor = Supervisor(make_plan(program, self.queue), self)
         try:
             supervisor.start()
             nodes = LocalNodes(supervisor)
@@ -94,7 +96,7 @@ class Local:
             supervisor.stop()
 
 
-def make_plan(program: Program) -> Plan:
+def make_plan(program: Program, queue: int = 16) -> Plan:
     """Which nodes share a process, and which processes must be able to reach which nodes."""
     nodes = program.nodes
     seams = {name: seam(_kind(node)) for name, node in nodes.items()}
@@ -118,7 +120,7 @@ def make_plan(program: Program) -> Plan:
                 if channel not in channels:
                     channels.append(channel)
     threads = {process: max(nodes[name].threads for name in group) for process, group in processes.items()}
-    return Plan(nodes, processes, shared, channels, threads, callables.portable(), _registered())
+    return Plan(nodes, processes, shared, channels, queue, threads, callables.portable(), _registered())
 
 
 def _registered() -> dict[str, Any]:
@@ -162,6 +164,26 @@ def _name(nodes: dict[str, Node], group: list[str]) -> str:
     return next((name for name in group if hasattr(_kind(nodes[name]), "step")), group[0])
 
 
+class Reports:
+    """What a process told since it was last asked for: shares of time as their mean, all else as told last."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, metrics: dict[str, float]) -> None:
+        self._last |= metrics
+        for name, x in metrics.items():
+            if "/" in name or name in MEANS:
+                total, n = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + x, n + 1
+
+    def take(self) -> dict[str, float]:
+        out = self._last | {name: total / n for name, (total, n) in self._sums.items()}
+        self._last, self._sums = {}, {}
+        return out
+
+
 @dataclass
 class Child:
     """A process as the supervisor knows it."""
@@ -179,7 +201,7 @@ class Child:
     due: float = 0.0  # when it is to be started again
     error: dict[str, Any] | None = None  # the last it told
     killed: str = ""  # why we killed it
-    metrics: dict[str, float] = field(default_factory=dict)
+    reports: Reports = field(default_factory=Reports)
 
 
 class Supervisor:
@@ -297,7 +319,7 @@ class Supervisor:
                 return
             message = json.loads(data)
             if "metrics" in message:
-                child.metrics |= message["metrics"]
+                child.reports.add(message["metrics"])
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:
@@ -593,9 +615,7 @@ class LocalNodes:
 
     def metrics(self) -> dict[str, float]:
         children = self.supervisor.children.values()
-        out = merge(child.metrics for child in children)
-        for child in children:
-            child.metrics = {}
+        out = merge(child.reports.take() for child in children)
         return out | {"restarts": float(sum(child.restarts for child in children))}
 
     def memory(self) -> tuple[list[int], list[int]]:

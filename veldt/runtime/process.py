@@ -29,7 +29,7 @@ from veldt import callables
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
 from veldt.program import Node, resolve
-from veldt.runtime.base import busy_parts, merge
+from veldt.runtime.base import busy_parts, merge, spent
 from veldt.runtime.board import (
     BUILDING,
     DOING,
@@ -51,7 +51,6 @@ METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
 SPIN = 30  # looks for work before a process that serves calls goes to sleep
 CALL_SLOTS = 8
-STORE_SLOTS = 16  # blocks that may be on their way from one process: they are lost to a resume, and grow old
 
 
 @dataclass
@@ -62,6 +61,7 @@ class Plan:
     processes: dict[str, list[str]]  # process -> its nodes, in the order in which they are built
     shared: dict[str, str]  # node that no process hosts -> its seam
     channels: list[tuple[str, str, str]]  # (process, node of another one, seam of that node)
+    queue: int = 16  # blocks that may be on their way from one process: they are lost to a resume, and grow old
     threads: dict[str, int] = field(default_factory=dict)  # process -> threads for tensor operations
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)  # those that cannot be imported
     envs: dict[str, Any] = field(default_factory=dict)  # Gymnasium ids that the user registered
@@ -150,7 +150,8 @@ class Host:
         self.hosts = self._hosts()
         self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
         self.busy = [0.0] * len(self.objects)
-        self.since = time.perf_counter()
+        self.waited = 0.0
+        self.since, self.cpu = time.perf_counter(), time.process_time()
         self.unsent: dict[str, float] = {}
         if state is not None:
             self._load(read_state(state))
@@ -184,7 +185,9 @@ class Host:
             idle = 0 if worked else idle + 1
             if idle > spin:
                 row[DOING] = WAITING
+                began = time.perf_counter()
                 bell.wait(rung)
+                self.waited += time.perf_counter() - began
         for thing in self.objects.values():
             if hasattr(thing, "close"):
                 thing.close()
@@ -203,7 +206,7 @@ class Host:
             if process == self.name:
                 bell = self.board.bell(self.plan.row(self.plan.home(node)))
                 writer = Writer(
-                    self.descriptors[f"{process}>{node}"], bell, most=CALL_SLOTS if seam == "policy" else STORE_SLOTS
+                    self.descriptors[f"{process}>{node}"], bell, most=CALL_SLOTS if seam == "policy" else self.plan.queue
                 )
                 back = Reader(self.descriptors[f"{process}<{node}"]) if seam == "policy" else None
                 known[node] = PORTS[seam][0](Channel(writer, back))
@@ -264,11 +267,16 @@ class Host:
                 thing.load_state(state[name])
 
     def _tell_metrics(self) -> None:
-        now = time.perf_counter()
-        self.unsent |= merge(thing.metrics() for thing in self.objects.values() if hasattr(thing, "metrics"))
+        now, cpu = time.perf_counter(), time.process_time()
+        things = [*self.objects.values(), *self.hosts]
+        self.unsent |= merge(thing.metrics() for thing in things if hasattr(thing, "metrics"))
         names = list(self.objects)
-        self.unsent |= busy_parts({names[i]: self.busy[i] for i, _ in self.workers}, now - self.since)
-        self.since, self.busy = now, [0.0] * len(self.busy)
+        workers = {names[i]: worker for i, worker in self.workers}
+        seconds = {names[i]: self.busy[i] for i, _ in self.workers} | spent(workers)
+        kind, elapsed = self.name.partition("/")[0], now - self.since
+        self.unsent |= busy_parts(seconds, elapsed)
+        self.unsent |= {f"wait/{kind}": self.waited / elapsed, f"cpu/{kind}": (cpu - self.cpu) / elapsed}
+        self.since, self.cpu, self.busy, self.waited = now, cpu, [0.0] * len(self.busy), 0.0
         if self._tell({"metrics": self.unsent}):
             self.unsent = {}
 

@@ -30,6 +30,8 @@ class Inbox(Protocol):
     def peek(self) -> Tree | None: ...  # views of the oldest message, good until it is popped
     def pop(self) -> None: ...
 
+    slots: int  # messages that there is room for; known once one came
+
     @property
     def waiting(self) -> int: ...
 
@@ -107,18 +109,33 @@ class StoreHost:
     def __init__(self, store: Any, channels: list[Served]) -> None:
         self._store, self._inboxes = store, [channel.there for channel in channels]
         self._schema: Schema = store.schema
+        self.blocks = 0  # that came, ever
+        self._looks = self._refused = 0  # at streams that had something, and how often the store would not have it
+        self._fill = 0.0  # how full they were in sum
 
     def step(self) -> bool:
         worked = False
         for inbox in self._inboxes:
-            for _ in range(inbox.waiting):  # and not what comes meanwhile: whoever shares this process has its turn
+            waiting = inbox.waiting
+            if waiting:
+                self._looks += 1
+                self._fill += waiting / inbox.slots
+            for _ in range(waiting):  # and not what comes meanwhile: whoever shares this process has its turn
                 message = inbox.peek()
                 assert message is not None
                 if not self._store.insert(*self._unpack(message)):
+                    self._refused += 1
                     break
                 inbox.pop()
+                self.blocks += 1
                 worked = True
         return worked
+
+    def metrics(self) -> dict[str, float]:
+        looks, refused, fill = self._looks, self._refused, self._fill
+        self._looks, self._refused, self._fill = 0, 0, 0.0
+        told = {"stream_blocks": float(self.blocks), "stream_bytes": float(self.blocks * self._schema.nbytes)}
+        return told | {"queue_fill": fill / max(1, looks), "refusing": refused / max(1, looks)}
 
     def _unpack(self, message: Tree) -> tuple[Block, Array | None]:
         schema = self._schema

@@ -66,6 +66,17 @@ def add_actors(program: Program, config: Config, env: EnvSpec, store: Any, param
             derive(seed, "policy", i),
             config.actor.refresh,
         )
-        recorder = program.add(f"recorder/{i}", Recorder, policy, store, algorithm, schema, i, INCARNATION, on=policy)
+        recorder = program.add(
+            f"recorder/{i}",
+            Recorder,
+            policy,
+            store,
+            algorithm,
+            schema,
+            i,
+            INCARNATION,
+            first_priorities=config.store.first_priorities,
+            on=policy,
+        )
         name = f"actor/{i}"
         program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=policy)

@@ -44,7 +44,15 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     policy_seed = derive(seed, "policy", 0)
     policy = program.add("policy/0", LocalPolicy, algorithm, env, params, counters, explore, policy_seed, on=learner)
     recorder = program.add(
-        "recorder/0", Recorder, policy, store, algorithm, schema, actor=0, incarnation=INCARNATION, on=learner
+        "recorder/0",
+        Recorder,
+        policy,
+        store,
+        algorithm,
+        schema,
+        incarnation=INCARNATION,
+        first_priorities=config.store.first_priorities,
+        on=learner,
     )
     program.add(
         "actor/0", Actor, config.envs, config.envs_per_actor, recorder, counters, seed, incarnation=INCARNATION, on=learner

@@ -1,0 +1,130 @@
+"""Ape-X DPG (Horgan et al., Distributed prioritized experience replay, 2018): the deterministic policy gradient of DDPG
+(Lillicrap et al. 2016) with n-step targets, from prioritized replay.
+
+paper                                       here                                 equation
+critic q(s, a; psi)                         `net.q`                              y = r + gamma^n q(s', pi(s'; phi-); psi-)
+actor pi(s; phi)                            `net.pi`                             phi ascends q(s, pi(s; phi); psi)
+dq/da clipped to [-1, 1], by element        `clip_dqda`
+target networks phi-, psi-                  `target`, copied by the learner
+Gaussian noise on actions                   `explore`, in units of half the action's range
+n-step returns, priority |y - q|            see `transitions.ActionValues`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from veldt.algorithms.base import Batch, Loss, Tensors
+from veldt.algorithms.transitions import ActionValues
+from veldt.errors import UserError
+from veldt.nets import NormedMLP, as_float
+from veldt.step import EnvSpec
+from veldt.tree import Array, Tree
+
+
+class ActorCritic(nn.Module):
+    """A policy `pi` and an action value `q`, each a network of its own. Both speak of actions [B, A] in [-1, 1]."""
+
+    center: Tensor  # [A], of the environment's own range
+    radius: Tensor  # [A], what 1 means in it
+
+    def __init__(self, inputs: int, space: spaces.Box, actor: tuple[int, ...], critic: tuple[int, ...]) -> None:
+        super().__init__()
+        low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
+        self.shape = space.shape
+        self.actor = NormedMLP(inputs, actor, len(low))
+        self.critic = NormedMLP(inputs + len(low), critic, 1)
+        self.register_buffer("center", torch.from_numpy(low / 2 + high / 2).float())
+        self.register_buffer("radius", torch.from_numpy(np.where(high > low, high / 2 - low / 2, 1.0)).float())
+
+    def pi(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.actor(x))
+
+    def q(self, x: Tensor, a: Tensor) -> Tensor:
+        q: Tensor = self.critic(torch.cat((x, a), 1)).squeeze(1)  # [B]
+        return q
+
+    forward = pi
+
+
+@dataclass(frozen=True)
+class DPG(ActionValues):
+    clip_dqda: float = 1.0
+    """The critic's gradient by the action is clipped to [-x, x], each element (0: not clipped)."""
+    critic: tuple[int, ...] = (400, 300)
+    """Hidden layers of the critic; the first is layer-normalised, with tanh."""
+    actor: tuple[int, ...] = (300, 200)
+    """Hidden layers of the actor; likewise."""
+
+    exploration: ClassVar[str] = "sigma"
+
+    def check(self, env: EnvSpec) -> None:
+        super().check(env)
+        space = env.action_space
+        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+            raise UserError(f"dpg needs a Box action space of floats, but {env.name} has {space}; try apex-dqn.")
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise UserError(
+                f"dpg needs bounded actions, but {env.name} has {space}; bound them, for example with "
+                "gymnasium.wrappers.RescaleAction or ClipAction."
+            )
+        images = [name for name, column in env.observation.items() if column.dtype == np.uint8 and len(column.shape) > 1]
+        if images:
+            raise UserError(f"dpg takes vectors, but {env.name} has images ({', '.join(images)}).")
+        if not all(isinstance(size, int) and size > 0 for size in (*self.critic, *self.actor)):
+            raise UserError("dpg needs hidden layers of at least one unit.")
+        if not 0 <= self.clip_dqda < float("inf"):
+            raise UserError(f"algorithm.clip_dqda must not be negative, but it is {self.clip_dqda}.")
+
+    def network(self, env: EnvSpec) -> nn.Module:
+        inputs = 0
+        for name, column in env.observation.items():
+            stack = self.history if not self.stacked or name.removeprefix("obs/") in self.stacked else 1
+            inputs += stack * int(np.prod(column.shape))
+        assert isinstance(env.action_space, spaces.Box)
+        return ActorCritic(inputs, env.action_space, self.actor, self.critic)
+
+    def act(
+        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
+    ) -> tuple[Tree, Tensors]:
+        """The policy's action plus Gaussian noise of standard deviation explore[i], kept within bounds."""
+        assert isinstance(net, ActorCritic)
+        x = flat(self.observe(rows, self.history - 1))
+        pi = net.pi(x)  # [n, A]
+        noise = explore[:, None] * rng.standard_normal(tuple(pi.shape))
+        a = (pi + torch.from_numpy(noise).to(pi)).clamp_(-1, 1)
+        q, v = net.q(torch.cat((x, x)), torch.cat((a, pi))).cpu().numpy().reshape(2, -1)
+        action = torch.addcmul(net.center, net.radius, a).cpu().numpy()
+        return {"action": action.reshape(len(action), *net.shape), "q": q, "v": v}, state
+
+    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
+        assert isinstance(net, ActorCritic) and isinstance(target, ActorCritic)
+        s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
+        x_tm1, x_t = flat(s_tm1), flat(s_t)
+        q_tm1 = net.q(x_tm1, (a_tm1.flatten(1) - net.center) / net.radius)  # [B]
+        with torch.no_grad():
+            y = torch.addcmul(r_t, discount_t, target.q(x_t, target.pi(x_t)))
+            priorities = (y - q_tm1).abs_()
+        critic = torch.dot(batch.weights, 0.5 * (y - q_tm1).square()) / len(y)
+        pi = net.pi(x_tm1)  # [B, A]
+        a = pi.detach().requires_grad_()
+        q = net.q(x_tm1, a)
+        (dqda,) = torch.autograd.grad(q.sum(), a)
+        if self.clip_dqda:
+            dqda = dqda.clamp(-self.clip_dqda, self.clip_dqda)
+        actor = -(dqda * pi).sum(1).mean()  # its gradient is that of -q, with dq/da clipped on the way
+        metrics = {"loss": critic.detach(), "q_mean": q_tm1.detach(), "q_policy": q.detach(), "dqda": dqda.abs()}
+        return Loss({"critic.": critic, "actor.": actor}, priorities, metrics)
+
+
+def flat(obs: Any) -> Tensor:
+    """An observation, or a dict of them by name, as one vector: [B, D]."""
+    if not isinstance(obs, dict):
+        return as_float(obs).flatten(1)
+    return torch.cat([as_float(obs[name]).flatten(1) for name in sorted(obs)], 1)
