@@ -9,6 +9,7 @@ import math
 import resource
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def test_tensorboard_reads_our_events_and_they_equal_the_json_lines(tmp_path: Pa
     for text in (run.path / "metrics.jsonl").read_text().splitlines():
         x = json.loads(text)
         for name, value in x.items():
-            if name not in ("env_steps", "time_s") and value is not None:
+            if name not in ("env_steps", "time_s") and isinstance(value, int | float):
                 expected.setdefault(name, []).append((x["env_steps"], float(np.float32(value))))
     assert {"loss", "eval_return", "train_return", "env_steps_per_s", "learner_steps"} <= set(expected)
     assert scalars(run.path) == expected
@@ -224,7 +225,6 @@ def test_wandb_is_asked_for_by_name_when_it_is_missing(tmp_path: Path, monkeypat
 
 def test_wandb_gets_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
-    from types import SimpleNamespace
 
     told: list[Any] = []
     run = SimpleNamespace(log=lambda line, step: told.append((step, line)), finish=lambda: told.append("finished"))
@@ -283,13 +283,52 @@ def test_plain_lines_do_not_flood_but_every_evaluation_is_told() -> None:
     assert 2 <= len(out) < 50 and sum("greedy 7.0" in x for x in out) == 1
 
 
-def test_the_table_shows_what_matters_and_what_went_wrong() -> None:
-    screen, text = screen_on(terminal=False)
-    screen.console.print(screen._table(FULL | {"bad_observations": 3.0, "skipped_updates": 2.0}))
+def test_on_a_terminal_the_newest_value_of_each_number_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr("veldt.log.Console", lambda **_: Console(file=text, force_terminal=True, width=100))
+    screen = Screen("dqn on CartPole-v1", 1_000)
+    try:
+        screen.write(line(1))  # before anything is known
+        screen.write(FULL | {"bad_observations": 3.0, "skipped_updates": 2.0})
+        screen.write(line(510, loss=None, bottleneck="It is the learner."))
+    finally:
+        screen.close()
     out = text.getvalue()
-    for part in ("500 of 1,000", "greedy return", "123.4", "replay ratio", "400 items, 10.0 KB", "bad observations", "3"):
-        assert part in out
-    screen.console.print(screen._table(line(1)))  # before anything is known
+    last = out[out.rindex("dqn on CartPole-v1") :]
+    for part in (
+        "510 of 1,000",
+        "greedy return",
+        "123.4",
+        "replay ratio",
+        "400 items, 10.0 KB",
+        "bad observations",
+        "0.25",
+    ):
+        assert part in last, part
+    assert "It is the learner." in last and "exploring 50.0" not in out, "no plain lines"
+
+
+def test_plain_lines_name_the_bottleneck_when_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veldt.log.PLAIN_EVERY", 0.0)
+    now = [0.0]
+    monkeypatch.setattr("veldt.log.time", SimpleNamespace(monotonic=lambda: now[0]))
+    screen, text = screen_on(terminal=False)
+    for seconds, sentence in (
+        (0, "The learner is busy 97% of its time."),
+        (20, "The learner is busy 98.5% of its time."),  # the same again
+        (40, "The actors wait."),
+        (45, "The learner is busy 97% of its time."),  # too soon
+        (49, "The learner is busy 98% of its time."),
+        (50, "The learner is busy 99% of its time."),
+        (70, None),
+        (90, ""),
+    ):
+        now[0] = seconds
+        screen.write(line(10 * seconds, bottleneck=sentence))
+    out = text.getvalue().splitlines()
+    told = [x.strip() for x in out if "steps" not in x]
+    assert told == ["The learner is busy 97% of its time.", "The actors wait.", "The learner is busy 99% of its time."]
+    assert len(out) == 8 + 3 and out[1].strip() == told[0], "after the line it belongs to"
 
 
 def test_quiet_says_nothing() -> None:

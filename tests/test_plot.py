@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from test_run import tiny
+from test_view import FULL, OLD
 
 from veldt import recipes
 from veldt.cli import plot
-from veldt.cli.plot import Curve, band, group
+from veldt.cli.plot import PANELS, Curve, Rates, _names, band, group, thin
 from veldt.errors import UserError
 from veldt.run import as_plain
 
 
-def written(path: Path, lines: list[dict[str, float]], seed: int = 0, **changes: object) -> Path:
+def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: object) -> Path:
     """A run directory, as far as plotting reads one."""
     import yaml
 
@@ -114,3 +116,113 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=says) as caught:
             plot.run(argv)
         assert "\n" not in str(caught.value)
+
+
+# Rates.
+
+
+def pixels(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return image.size
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
+    """The axes of the picture that `veldt plot --rates` writes."""
+    figures: list[Any] = []
+    save = plot._save
+    monkeypatch.setattr(plot, "_save", lambda figure, out: (figures.append(figure), save(figure, out)))
+    assert plot.run([*map(str, argv), "--rates"]) == 0
+    return [axis for axis in figures[0].axes if axis.get_visible()]
+
+
+def test_rates_of_a_new_and_an_old_run_become_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = written(tmp_path / "new", [FULL | {"env_steps": n, "time_s": n / 10, "wait/actor": n / 100} for n in range(50)])
+    old = written(tmp_path / "old", [OLD | {"env_steps": n, "time_s": n / 10} for n in range(50)])
+    axes = drawn(monkeypatch, new, old, "-o", tmp_path / "both.png")
+    assert [axis.get_title("left") for axis in axes] == [panel.title for panel in PANELS]
+    assert pixels(tmp_path / "both.png")[0] > 1_000
+    assert "both.png" in capsys.readouterr().out
+    waits = axes[[panel.title for panel in PANELS].index("waiting, of the time")]
+    lines = [line for line in waits.lines if len(line.get_xdata())]
+    assert len(lines) == 2, "the old run did not tell"
+    np.testing.assert_allclose(lines[0].get_ydata(), np.arange(50) / 100)
+    np.testing.assert_allclose(lines[0].get_xdata(), np.arange(50) / 10)
+    assert waits.get_title("right") == "not told by old" and not axes[0].get_title("right")
+    assert [text.get_text() for text in waits.get_legend().get_texts()] == ["actors", "learner"]
+
+
+def test_what_an_old_run_did_not_tell_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = written(tmp_path / "old", [OLD | {"env_steps": n, "time_s": n / 10} for n in range(50)])
+    axes = drawn(monkeypatch, old, "-o", tmp_path / "old.png")
+    assert [axis.get_title("left") for axis in axes] == ["env steps/s", "updates/s", "replay ratio"]
+
+
+def test_numbers_that_are_missing_null_or_no_numbers_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, Any]] = [
+        {"env_steps": 1, "time_s": 1.0, "env_steps_per_s": 10.0, "cpu/all": None},
+        {"env_steps": 2, "time_s": 2.0, "env_steps_per_s": None},
+        {"env_steps": 3, "time_s": 3.0, "env_steps_per_s": "fast"},
+        {"env_steps": 4, "time_s": None, "env_steps_per_s": 1e9},
+        {"env_steps": 5, "time_s": 5.0, "env_steps_per_s": 30.0},
+    ]
+    (axis,) = drawn(monkeypatch, written(tmp_path / "r", lines), "-o", tmp_path / "x.png")
+    assert axis.lines[0].get_xdata().tolist() == [1, 5] and axis.lines[0].get_ydata().tolist() == [10, 30]
+    (axis,) = drawn(monkeypatch, written(tmp_path / "one", lines[:1]), "-o", tmp_path / "one.png")
+    assert axis.lines[0].get_marker() == ".", "one point alone can be seen"
+
+
+def test_rates_of_a_resumed_run_go_on_in_time(tmp_path: Path) -> None:
+    lines = [{"env_steps": n, "time_s": n, "env_steps_per_s": n} for n in (10, 20, 30)]
+    again = [
+        {"env_steps": 20, "time_s": 21.0, "resumed_from": 5},
+        {"env_steps": 30, "time_s": 33.0, "env_steps_per_s": 7.0},
+    ]
+    found = Rates.read(written(tmp_path / "r", [*lines, *again]))
+    assert found.time_s.tolist() == [10, 20, 21, 33]
+    np.testing.assert_array_equal(found.values["env_steps_per_s"], [10, 20, np.nan, 7])
+
+
+def test_rates_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny(tmp_path / "r", steps=700)
+    titles = [axis.get_title("left") for axis in drawn(monkeypatch, run.path, "-o", tmp_path / "x.png")]
+    assert {"env steps/s", "updates/s", "replay ratio", "memory"} <= set(titles)
+
+
+def test_without_a_name_the_picture_is_called_after_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path / "r", [{"env_steps": 1, "eval_return": 1.0, "env_steps_per_s": 3.0}])
+    assert plot.run([str(path)]) == 0 and plot.run([str(path), "--rates"]) == 0
+    assert {x.name for x in tmp_path.glob("*.png")} == {"curves.png", "rates.png"}
+
+
+def test_a_long_run_is_drawn_by_the_means_of_stretches() -> None:
+    x = np.linspace(0, 1_000, 30_000)
+    y = np.where(np.arange(30_000) % 2, 1.0, 3.0)
+    y[500] = np.nan
+    grid, means = thin(x, y)
+    assert len(grid) == 300 and (np.diff(grid) > 0).all() and grid[0] < 4 and grid[-1] > 996
+    np.testing.assert_allclose(means, 2.0, atol=0.03)
+    few = thin(x[:7], y[:7])
+    assert few[0].tolist() == x[:7].tolist() and few[1].tolist() == y[:7].tolist()
+    assert len(thin(np.zeros(1_000), np.ones(1_000))[0]) == 1_000, "a clock that stands still"
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    runs = [Rates(Path(path), np.zeros(0), {}) for path in ("/a/r", "/b/r", "/b/s")]
+    assert _names(runs) == ["a/r", "b/r", "s"]
+
+
+def test_rates_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
+    silent = written(tmp_path / "silent", [{"env_steps": 1, "eval_return": 1.0}])
+    timeless = written(tmp_path / "timeless", [{"env_steps": 1, "env_steps_per_s": 1.0, "time_s": None}])
+    for argv, says in (
+        (["--rates"], "Say which runs to plot"),
+        ([str(tmp_path / "none"), "--rates"], "is not a run directory"),
+        ([str(silent), "--rates"], "has no rates yet"),
+        ([str(timeless), "--rates"], "has no rates yet"),
+    ):
+        with pytest.raises(UserError, match=says):
+            plot.run(argv)

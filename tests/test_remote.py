@@ -151,6 +151,32 @@ def test_every_process_is_served_and_its_blocks_stay_in_order(fds: list[int]) ->
         assert sequences == [n for n in range(5) if (n + actor) % 2 == 0]
 
 
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_a_store_that_takes_less_than_comes_is_shared_by_all(room: int, fds: list[int]) -> None:
+    """Every process has blocks waiting at all times, and the store takes so many of them in each step."""
+
+    class Narrow(Shelf):
+        left = 0
+
+        def insert(self, block_: Any, priorities: Any) -> bool:
+            self.left -= 1
+            return self.left >= 0 and super().insert(block_, priorities)
+
+    shelf = Narrow()
+    remotes = [RemoteStore(Channel(Writer(fd, most=4), None)) for fd in fds]
+    host = StoreHost(shelf, [Served(Reader(fd), None) for fd in fds])
+    sequences = [0] * len(fds)
+    for _ in range(60):
+        for actor, remote in enumerate(remotes):
+            while remote.insert(block(sequences[actor], actor), None):
+                sequences[actor] += 1
+        shelf.left = room
+        assert host.step()
+    taken = [sum(one.id.actor == actor for one, _ in shelf.blocks) for actor in range(len(fds))]
+    assert len(fds) > 1 and sum(taken) == 60 * room and max(taken) - min(taken) <= 1, taken
+    assert host.metrics()["refusing"] == 1.0 and host.metrics()["queue_fill"] == 0.0
+
+
 @pytest.mark.parametrize("selector", [Prioritized, Fifo])
 def test_a_store_behind_a_ring_becomes_the_same_store(selector: Any, fds: list[int]) -> None:
     """Also where the host is killed after it inserted a block and before it took it from the ring."""

@@ -28,7 +28,6 @@ from veldt.limiters import SamplesPerInsert
 from veldt.program import INCARNATION, Program
 from veldt.runtime import Inline, Stuck, local, zygote
 from veldt.runtime.local import Local
-from veldt.runtime.process import STORE_SLOTS
 from veldt.store import Replay
 from veldt.tree import spec
 
@@ -142,9 +141,9 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
         yield from wait(stands_still, 20, "the actors stop")
         n, block = config.envs_per_actor, config.actor.block
         most = (
-            config.actors * (STORE_SLOTS + 3 * n) * block
+            config.actors * (config.queue + 3 * n) * block
         )  # a full stream, what waits in the recorder, and what it writes on
-        assert config.actors * STORE_SLOTS * block * 0.5 < nodes.count("env_steps") <= most
+        assert config.actors * config.queue * block * 0.5 < nodes.count("env_steps") <= most
         sizes = [os.fstat(fd).st_size for fd in nodes.memory()[1]]
         used = [chaos.used_memory(pid) for pid in nodes.memory()[0]]
         deadline = time.monotonic() + 0.5

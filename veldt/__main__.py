@@ -17,6 +17,8 @@ COMMANDS = {
     "resume": "go on with a run: veldt resume runs/my-run",
     "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
+    "top": "watch a run: veldt top runs/my-run",
+    "sweep": "run an experiment of many runs: veldt sweep FILE.yaml",
     "bench": "measure this machine: veldt bench learner",
 }
 
@@ -79,7 +81,7 @@ def _wants_processes(argv: list[str]) -> bool:
             return "\nruntime: local\n" in (Path(argv[1]) / "config.yaml").read_text()
         except (OSError, IndexError, UnicodeDecodeError):
             return False
-    return argv[:2] == ["train", "apex-dqn"]
+    return argv[0] == "train" and argv[1:2] in (["apex-dqn"], ["apex-dpg"])
 
 
 if __name__ == "__main__":

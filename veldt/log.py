@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import struct
 import sys
 import time
@@ -21,11 +22,9 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 
 from veldt.errors import UserError
-from veldt.memory import format_bytes
+from veldt.view import View, format_seconds
 
 log = logging.getLogger("veldt")
 
@@ -173,17 +172,19 @@ class Metrics:
 
 
 PLAIN_EVERY = 5.0  # seconds between two plain lines; evaluations are always told
+ADVICE_EVERY = 10.0  # seconds between two sentences about the bottleneck in plain lines
 
 
 class Screen:
-    """A live table on a terminal, plain lines elsewhere."""
+    """A live picture on a terminal, plain lines elsewhere."""
 
     def __init__(self, title: str, steps: int, quiet: bool = False) -> None:
         self.title, self.steps, self.quiet = title, steps, quiet
         self.console = Console(stderr=False)
         self._live: Live | None = None
         self._latest: dict[str, Any] = {}
-        self._spoke = -math.inf  # when the last plain line was printed
+        self._spoke = self._advised = -math.inf  # when the last plain line, and the last advice, was printed
+        self._advice = ""
         if not quiet and self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=False)
             self._live.start()
@@ -195,48 +196,23 @@ class Screen:
     def write(self, line: dict[str, Any]) -> None:
         self._latest |= {key: x for key, x in line.items() if x is not None}
         if self._live is not None:
-            self._live.update(self._table(self._latest))
+            self._live.update(View(self.title, dict(self._latest), self.steps))
         elif not self.quiet and (time.monotonic() - self._spoke >= PLAIN_EVERY or "eval_return" in line):
             self._spoke = time.monotonic()
             self.say(self._text(line))
+            self._advise(line.get("bottleneck") or "")
 
     def close(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
 
-    def _rows(self, line: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        def number(key: str, form: str = ",.0f") -> str:
-            return format(line[key], form) if key in line else "-"
-
-        yield "env steps", f"{number('env_steps')} of {self.steps:,}"
-        yield "learner steps", number("learner_steps")
-        yield "greedy return", number("eval_return", ".1f")
-        yield "exploring return", number("train_return", ".1f")
-        yield "env steps/s", number("env_steps_per_s")
-        yield "learner steps/s", number("learner_steps_per_s")
-        yield "replay ratio", number("replay_ratio", ".2f")
-        yield "store", f"{number('store_items')} items, {format_bytes(line.get('store_bytes', 0))}"
-        if "memory_bytes" in line:
-            planned = format_bytes(line["memory_planned"])
-            yield "memory", f"{format_bytes(line['memory_bytes'])} of {planned} planned"
-        busy = {key.removeprefix("busy/"): x for key, x in line.items() if key.startswith("busy/")}
-        for name, part in sorted(busy.items(), key=lambda item: -item[1]):
-            yield f"time in {name}", f"{part:.0%}"
-        yield "loss", number("loss", ".4g")
-        yield "epsilon", number("epsilon", ".3f")
-        yield "time left", format_seconds(line.get("left_s"))
-
-    def _table(self, line: dict[str, Any]) -> Table:
-        table = Table(title=escape(self.title), title_justify="left", show_header=False, min_width=44)
-        table.add_column(style="dim")
-        table.add_column(justify="right")
-        for name, value in self._rows(line):
-            table.add_row(name, value)
-        for name in ("bad_observations", "skipped_updates", "restarts"):
-            if line.get(name):
-                table.add_row(name.replace("_", " "), f"[red]{line[name]:,.0f}[/red]")
-        return table
+    def _advise(self, sentence: str) -> None:
+        """Tells what the bottleneck is, if that is another than the one told last; numbers alone do not make it another."""
+        words = re.sub(r"[\d.,]+", "", sentence)
+        if words and words != self._advice and time.monotonic() - self._advised >= ADVICE_EVERY:
+            self._advice, self._advised = words, time.monotonic()
+            self.say(f"       {sentence}")
 
     def _text(self, line: dict[str, Any]) -> str:
         if "resumed_from" in line:
@@ -256,14 +232,6 @@ class Screen:
             if key in line:
                 parts.append(f"{name} {format(line[key], form)}")
         return "  ".join([*parts, f"left {format_seconds(line.get('left_s'))}"])
-
-
-def format_seconds(seconds: float | None) -> str:
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class SafeFileHandler(logging.FileHandler):

@@ -104,7 +104,10 @@ class RemoteStore:
 
 
 class StoreHost:
-    """Brings the blocks that arrive into the store, each process's in order, for as long as it takes them."""
+    """Brings the blocks that arrive into the store, each process's in order, for as long as it takes them.
+
+    Processes take turns, a block each. Who is refused is first next time: where less is taken than comes, all have a share.
+    """
 
     def __init__(self, store: Any, channels: list[Served]) -> None:
         self._store, self._inboxes = store, [channel.there for channel in channels]
@@ -112,23 +115,30 @@ class StoreHost:
         self.blocks = 0  # that came, ever
         self._looks = self._refused = 0  # at streams that had something, and how often the store would not have it
         self._fill = 0.0  # how full they were in sum
+        self._turn = 0  # whose block is next
 
     def step(self) -> bool:
+        waiting = [inbox.waiting for inbox in self._inboxes]  # and not what comes meanwhile: others share this process
+        left = sum(waiting)
+        if not left:
+            return False
+        self._looks += 1
+        self._fill += max(n / self._inboxes[i].slots for i, n in enumerate(waiting) if n)
         worked = False
-        for inbox in self._inboxes:
-            waiting = inbox.waiting
-            if waiting:
-                self._looks += 1
-                self._fill += waiting / inbox.slots
-            for _ in range(waiting):  # and not what comes meanwhile: whoever shares this process has its turn
-                message = inbox.peek()
+        while left:
+            turn = self._turn
+            if waiting[turn]:
+                message = self._inboxes[turn].peek()
                 assert message is not None
                 if not self._store.insert(*self._unpack(message)):
                     self._refused += 1
-                    break
-                inbox.pop()
+                    return worked
+                self._inboxes[turn].pop()
                 self.blocks += 1
+                waiting[turn] -= 1
+                left -= 1
                 worked = True
+            self._turn = (turn + 1) % len(waiting)
         return worked
 
     def metrics(self) -> dict[str, float]:

@@ -1,0 +1,125 @@
+"""veldt sweep: an experiment of many runs, its table and its curves."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+import yaml
+
+from veldt.checkpoint import exclusive
+from veldt.cli.parse import parse
+from veldt.cli.plot import Curve, draw
+from veldt.errors import UserError, did_you_mean
+from veldt.run import Interrupted
+from veldt.sweep import Spec, Sweep, Trial, read_spec, scores, slug, table, write
+
+EXAMPLE = """Runs all settings x seeds of a file, so many at once, and makes one table and one plot of them.
+
+The same command again goes on where it stopped, and does nothing that is done. Ctrl-C lets each run write a checkpoint.
+
+Example: veldt sweep examples/sweeps/catch.yaml --at-once 2
+
+  recipe: dqn
+  env: veldt/Catch-v0
+  seeds: [0, 1, 2]
+  set: {steps: 4_000, eval.every: 250}
+  settings:
+    one step: {algorithm.n: 1}
+    three steps: {algorithm.n: 3}
+
+Other keys: name, at_once, episodes (of the last evaluation), reach (a return: when was it reached), timeout_s (of a run),
+grid (all combinations, as in grid: {learner.lr: [1e-3, 1e-4]}).
+"""
+
+
+@dataclass(frozen=True)
+class Flags:
+    file: tyro.conf.Positional[Path]
+    """What to run, in YAML."""
+    dir: Path | None = None
+    """Where the runs, table.md and curves.png are put (default: sweeps/NAME)."""
+    at_once: int | None = None
+    """Runs at the same time (default: at_once of the file, or 1)."""
+    only: tuple[str, ...] = ()
+    """Run these settings alone."""
+    table: bool = False
+    """Run nothing: make the table and the plot of what is there."""
+
+
+def run(argv: list[str]) -> int:
+    args = parse(Flags, argv, prog="veldt sweep", description=EXAMPLE)
+    if args.at_once is not None and args.at_once < 1:
+        raise UserError(f"--at-once must be greater than 0, not {args.at_once}.")
+    spec = read_spec(args.file)
+    directory = args.dir or Path("sweeps") / slug(spec.name)
+    trials = spec.trials(directory)
+    chosen = [trial for trial in trials if not args.only or trial.setting in _only(spec, args.only)]
+    for trial in trials:
+        trial.check()
+    if args.table:
+        if not directory.is_dir():
+            raise UserError(f"There is no {directory} yet; leave out --table to make the runs.")
+        report(spec, trials, directory, _command(args))
+        return 0
+    sweep = Sweep(spec, chosen, args.at_once or spec.at_once)
+    sweep.check_memory()
+    _claim(directory)
+    with exclusive(directory):
+        write(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
+        sweep.run()
+        if sweep.interrupted:
+            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Go on with: {_command(args)}")
+            raise Interrupted(sweep.interrupted, directory)
+        report(spec, trials, directory, _command(args))
+    for failed in sweep.failed:
+        print(f"\n{failed}")
+    if sweep.failed:
+        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. To try them again: {_command(args)}")
+    return 1 if sweep.failed else 0
+
+
+def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> None:
+    """Writes and prints the table, and draws the curves of what is finished."""
+    text = table(spec, scores(spec, trials), command)
+    write(directory / "table.md", text)
+    groups: dict[str, list[Curve]] = {setting.name: [] for setting in spec.settings}
+    for trial in trials:
+        if trial.result(spec.episodes) is not None:
+            try:
+                groups[trial.setting].append(Curve.read(trial.path))
+            except UserError:  # it has no returns: nothing was evaluated, and no episode ended
+                continue
+    groups = {name: curves for name, curves in groups.items() if curves}
+    print(f"\n{text}\nWritten to {directory / 'table.md'}", flush=True)
+    if groups:
+        draw(groups, directory / "curves.png")
+        print(f"Drawn in {directory / 'curves.png'}", flush=True)
+
+
+def _only(spec: Spec, names: tuple[str, ...]) -> set[str]:
+    known = {setting.name: setting.name for setting in spec.settings}
+    known |= {setting.slug: setting.name for setting in spec.settings}
+    for name in names:
+        if name not in known:
+            there = ", ".join(setting.name for setting in spec.settings)
+            raise UserError(f"There is no setting {name!r}.{did_you_mean(name, known) or f' There are: {there}.'}")
+    return {known[name] for name in names}
+
+
+def _command(args: Flags) -> str:
+    """What makes the whole of it."""
+    words = ["veldt", "sweep", str(args.file)]
+    words += ["--dir", str(args.dir)] if args.dir else []
+    words += ["--at-once", str(args.at_once)] if args.at_once else []
+    return shlex.join(words)
+
+
+def _claim(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / ".lock").touch()
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written ({error.strerror}); choose another --dir.") from None
