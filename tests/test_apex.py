@@ -74,7 +74,7 @@ def test_every_environment_of_the_run_has_a_rung_of_its_own() -> None:
     apex(program, config, config.envs().spec)
     policies = [node for name, node in program.nodes.items() if node.build is LocalPolicy and "greedy" not in name]
     rungs = np.concatenate([next(x for x in node.args if isinstance(x, np.ndarray)) for node in policies])
-    assert rungs == pytest.approx(LadderConfig().explore(0, 12, 12)) and len(set(rungs)) == 12
+    assert rungs == pytest.approx(config.actor.explore(0, 12, 12)) and len(set(rungs)) == 12
 
 
 def test_the_papers_numbers_for_atari() -> None:
