@@ -47,6 +47,7 @@ class Mutant:
 
 ATARI = "tests/test_atari.py::"
 BLOCK = "tests/test_block.py::"
+DPG = "tests/test_dpg.py::"
 DQN = "tests/test_dqn.py::"
 ENVS = "tests/test_envs.py::"
 LEARNER = "tests/test_learner.py::"
@@ -929,6 +930,56 @@ MUTANTS = [
         "priorities = (y - q_tm1).abs_()",
         "priorities = (y - q_tm1).abs_() * batch.weights",
         (DQN + "test_importance_weights_multiply_each_samples_loss",),
+    ),
+    # DPG
+    Mutant(
+        "dpg-online-bootstrap",
+        "The target of DPG is computed with the networks that are being trained.",
+        "algorithms/dpg.py",
+        "target.q(x_t, target.pi(x_t))",
+        "net.q(x_t, net.pi(x_t))",
+        (DPG + "test_target_and_priorities_from_their_definition",),
+    ),
+    Mutant(
+        "dpg-descends",
+        "The actor follows the critic downhill.",
+        "algorithms/dpg.py",
+        "actor = -(dqda * pi)",
+        "actor = (dqda * pi)",
+        (DPG + "test_the_actor_ascends_the_critic_with_each_part_of_its_slope_clipped",),
+    ),
+    Mutant(
+        "dpg-clips-the-norm",
+        "The slope by the action is clipped as a whole, not each part of it.",
+        "algorithms/dpg.py",
+        "dqda = dqda.clamp(-self.clip_dqda, self.clip_dqda)",
+        "dqda = dqda * (self.clip_dqda / dqda.norm(dim=1, keepdim=True)).clamp(max=1)",
+        (DPG + "test_the_actor_ascends_the_critic_with_each_part_of_its_slope_clipped",),
+    ),
+    Mutant(
+        "dpg-raw-actions",
+        "The critic is trained on actions in the environment's units, and asked for their value in its own.",
+        "algorithms/dpg.py",
+        "(a_tm1.flatten(1) - net.center) / net.radius",
+        "a_tm1.flatten(1)",
+        (DPG + "test_target_and_priorities_from_their_definition",),
+    ),
+    Mutant(
+        "dpg-noise-in-raw-units",
+        "Exploration noise has the same size whatever the range of the actions.",
+        "algorithms/dpg.py",
+        "noise = explore[:, None] * rng.standard_normal(tuple(pi.shape))",
+        "noise = explore[:, None] * rng.standard_normal(tuple(pi.shape)) / net.radius.numpy()",
+        (DPG + "test_actions_are_the_policys_with_noise_in_units_of_half_their_range",),
+    ),
+    # Streams
+    Mutant(
+        "first-actor-first",
+        "Whenever the store takes less than comes, the first actor is served first, and the others starve.",
+        "runtime/remote.py",
+        "self._refused += 1\n                    return worked",
+        "self._refused += 1\n                    self._turn = 0\n                    return worked",
+        ("tests/test_remote.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
     ),
     # The learner
     Mutant(

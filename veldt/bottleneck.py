@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from veldt.view import percent
+
 WAITS = 0.15  # of its time that somebody must wait before it is worth a word
 REFUSES = 0.3  # of the blocks that arrive: from then on it is the limiter that holds them up
 ALL_CORES = 0.9
 
 
-def bottleneck(line: dict[str, Any]) -> str:
-    """Empty where the line does not tell."""
+def bottleneck(line: dict[str, Any], one_thread: bool = False) -> str:
+    """Empty where the line does not tell: one that came right after another lacks what processes had no time to say."""
     items, least = line.get("store_items"), line.get("store_min_size", 0)
     if items is not None and items < least and not line.get("learner_steps_per_s"):
         return f"The store is filling: {items:,.0f} of the {least:,} items that learning starts with."
-    if "wait/learner" not in line or "wait/actor" not in line:
+    if one_thread:
         return _one_thread(line)
+    if "wait/learner" not in line or "wait/actor" not in line:
+        return ""
     actor, learner = line["wait/actor"], line["wait/learner"]
     if max(actor, learner) < WAITS:
         return _nobody_waits(line)
@@ -26,14 +30,14 @@ def bottleneck(line: dict[str, Any]) -> str:
 
 def _too_little_data(line: dict[str, Any]) -> str:
     """The learner waits for what actors make."""
-    waits = f"The learner waits {line['wait/learner']:.0%} of its time for data"
+    waits = f"The learner waits {percent(line['wait/learner'])} of its time for data"
     ratio = line.get("samples_per_insert", 0)
     more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step" if ratio else ""
     env, policy = line.get("busy/env", 0.0), line.get("busy/policy", 0.0)
     if env >= policy:
-        cause, faster = f"the actors spend {env:.0%} of theirs in environments", "faster environments"
+        cause, faster = f"the actors spend {percent(env)} of theirs in environments", "faster environments"
     else:
-        cause = f"the actors spend {policy:.0%} of theirs in their network"
+        cause = f"the actors spend {percent(policy)} of theirs in their network"
         faster = "more --envs-per-actor, a smaller network"
     if _cores_busy(line):
         return f"{waits}; {cause}, and all {line['cores']} cores are busy: {faster} or more cores{more}."
@@ -41,26 +45,29 @@ def _too_little_data(line: dict[str, Any]) -> str:
 
 
 def _learner(line: dict[str, Any]) -> str:
+    busy, waits = percent(line.get("busy/learner", 1.0)), percent(line["wait/actor"])
     return (
-        f"The learner is the bottleneck: it is busy {line.get('busy/learner', 1.0):.0%} of its time, and the actors wait "
-        f"{line['wait/actor']:.0%} of theirs for it: lower store.samples_per_insert (now "
-        f"{line.get('samples_per_insert', 0):g}), use fewer actors, a smaller network, more --threads, or a GPU."
+        f"The learner is the bottleneck: it is busy {busy} of its time, and the actors wait {waits} of theirs for it: "
+        f"lower store.samples_per_insert (now {line.get('samples_per_insert', 0):g}), use fewer actors, a smaller network, "
+        "more --threads, or a GPU."
     )
 
 
 def _queue(line: dict[str, Any]) -> str:
+    waits, fill = percent(line["wait/actor"]), percent(line.get("queue_fill", 1.0))
     return (
-        f"The queue to the store is the bottleneck: the actors wait {line['wait/actor']:.0%} of their time for room in it "
-        f"({line.get('queue_fill', 1.0):.0%} full when it is emptied, between two updates): raise --queue (now "
-        f"{line.get('queue', 0)}), or make updates shorter with a smaller learner.batch."
+        f"The queue to the store is the bottleneck: the actors wait {waits} of their time for room in it ({fill} full when "
+        f"it is emptied, between two updates): raise --queue (now {line.get('queue', 0)}), or make updates shorter with a "
+        "smaller learner.batch."
     )
 
 
 def _nobody_waits(line: dict[str, Any]) -> str:
     asked, ratio = line.get("samples_per_insert", 0), line.get("replay_ratio", 0.0)
     if asked and ratio < 0.9 * asked:
+        busy = percent(line.get("busy/learner", 1.0))
         return (
-            f"The learner is the bottleneck: it is busy {line.get('busy/learner', 1.0):.0%} of its time, and draws an item "
+            f"The learner is the bottleneck: it is busy {busy} of its time, and draws an item "
             f"{ratio:.1f} times where {asked:g} are asked for: fewer actors, a smaller network, more --threads, or a GPU."
         )
     if _cores_busy(line):
@@ -78,7 +85,7 @@ def _one_thread(line: dict[str, Any]) -> str:
     most = max(parts, key=lambda name: parts[name])
     if not parts[most]:
         return ""
-    return f"One thread does it all, and {most} take{'s' if most == 'the learner' else ''} {parts[most]:.0%} of it."
+    return f"One thread does it all, and {most} take{'s' if most == 'the learner' else ''} {percent(parts[most])} of it."
 
 
 def _cores_busy(line: dict[str, Any]) -> bool:

@@ -323,7 +323,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         except OSError:
             file.seek(0)
             raise UserError(
-                f"{directory} is in use by process {file.read().strip() or '?'}; stop it, or choose another --run."
+                f"{directory} is in use by process {file.read().strip() or '?'}; stop it, or choose another directory."
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -59,10 +59,12 @@ class JsonLines:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file. After a resume, what came after its checkpoint and was done again is left out."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
+            continue
+        if not isinstance(line, dict):
             continue
         if "resumed_from" in line:
             lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]

@@ -386,7 +386,8 @@ class Session:
             | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
         )
         line |= self._rates(line, now)
-        line["bottleneck"] = bottleneck(line)
+        if sentence := bottleneck(line, one_thread=not nodes.live):
+            line["bottleneck"] = sentence
         if self._first_update:
             self._first_update = {}
         self.last_line = now
@@ -412,7 +413,8 @@ class Session:
             out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
         own = (time.process_time() - self._cpu) / elapsed
         each = {"cpu/learner": 1, "cpu/actor": config.actors, "cpu/evaluator": 1}
-        out["cpu/all"] = own + sum(n * line.get(name, 0.0) for name, n in each.items())
+        if self.config.runtime == "inline" or each.keys() <= line.keys() | {"cpu/evaluator"}:
+            out["cpu/all"] = own + sum(n * line.get(name, 0.0) for name, n in each.items())
         if elapsed >= config.log.every or not self.rates_from.keys() >= RATES.keys() & line.keys():
             self.rates_from |= {name: line[name] for name in RATES if name in line}
             self.rates_at, self._cpu = now, time.process_time()
