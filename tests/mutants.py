@@ -960,8 +960,8 @@ MUTANTS = [
         "dpg-raw-actions",
         "The critic is trained on actions in the environment's units, and asked for their value in its own.",
         "algorithms/dpg.py",
-        "(a_tm1.flatten(1) - net.center) / net.radius",
-        "a_tm1.flatten(1)",
+        "net.q(x_tm1, net.unit(a_tm1))",
+        "net.q(x_tm1, a_tm1.flatten(1))",
         (DPG + "test_target_and_priorities_from_their_definition",),
     ),
     Mutant(

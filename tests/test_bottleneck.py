@@ -13,6 +13,7 @@ import pytest
 import veldt
 from veldt.bottleneck import bottleneck
 from veldt.envs.small import Chain
+from veldt.rates import Rates
 
 LINE: dict[str, Any] = {
     "env_steps": 10_000,
@@ -21,7 +22,9 @@ LINE: dict[str, Any] = {
     "store_items": 9_000,
     "store_min_size": 1_000,
     "samples_per_insert": 4.0,
-    "replay_ratio": 4.0,
+    "replay_ratio": 2.0,  # of the whole run, which began with filling the store
+    "inserted_per_s": 1_000.0,
+    "sampled_per_s": 3_950.0,
     "actors": 2,
     "cores": 4,
     "queue": 16,
@@ -52,7 +55,8 @@ LINE: dict[str, Any] = {
         ({"wait/learner": 0.62, "cpu/all": 3.9}, ["learner waits 62 %", "all 4 cores are busy"]),
         ({"wait/actor": 0.7, "refusing": 0.9, "busy/learner": 0.97}, ["learner is the bottleneck", "97 %", "wait 70 %"]),
         ({"wait/actor": 0.7, "queue_fill": 0.95}, ["queue to the store is the bottleneck", "70 %", "--queue (now 16)"]),
-        ({"replay_ratio": 1.3}, ["learner is the bottleneck", "1.3 times where 4"]),
+        ({"inserted_per_s": 100.0, "sampled_per_s": 130.0}, ["learner is the bottleneck", "1.3 times where 4"]),
+        ({"wait/actor": 0.4, "wait/learner": 0.45, "refusing": 0.5}, ["by turns (40 % and 45 %", "actor.block"]),
         ({"cpu/all": 3.9}, ["Nobody waits", "all 4 cores"]),
         ({}, ["balance"]),
     ],
@@ -127,18 +131,34 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 }
 
 
+def check_lines(lines: list[dict[str, Any]]) -> None:
+    """Of every line: rates are not negative, shares are shares, and no more cores are used than there are."""
+    for line in lines:
+        assert all(x >= 0 for name, x in line.items() if name.endswith("_per_s")), line
+        assert all(-1e-6 <= x <= 1.05 for name, x in line.items() if name.startswith(("busy/", "wait/"))), line
+        assert line.get("cpu/all", 0) <= line.get("cores", 0) + 1, line
+
+
 @pytest.mark.parametrize("case", BUILT_IN)
 def test_the_bottleneck_that_is_built_in_is_named(case: str, tmp_path: Path) -> None:
     env, settings, words = BUILT_IN[case]
     run = veldt.train("apex-dqn", env=env, run=tmp_path / "r", quiet=True, **COMMON | settings)
     # Lines after the first updates, but for the last one: then all stand still.
+    check_lines(run.metrics)
     lines = [line for line in run.metrics if line.get("bottleneck") and line.get("learner_steps", 0) > 0][1:-1]
     told = Counter(all(word in line["bottleneck"] for word in words) for line in lines)
     assert len(lines) >= 3 and told[True] >= 0.7 * len(lines), [line["bottleneck"] for line in lines]
 
 
 def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
-    run = veldt.train("apex-dqn", env="CartPole-v1", run=tmp_path / "r", quiet=True, **COMMON | {"steps": 30_000})
+    run = veldt.train(
+        "apex-dqn", env="CartPole-v1", run=tmp_path / "r", quiet=True, **COMMON | {"steps": 40_000, "log.every": 0.1}
+    )
+    check_lines(run.metrics)
+    # Lines come faster than processes report: their rates must not be those of several lines taken for one.
+    both = [line for line in run.metrics[2:-1] if "inserted_per_s" in line]
+    ratios = [line["inserted_per_s"] / line["env_steps_per_s"] for line in both]
+    assert len(ratios) >= 3 and 0.7 < sorted(ratios)[len(ratios) // 2] < 1.3, ratios
     line: dict[str, Any] = {}
     for more in run.metrics[:-1]:
         line |= more
@@ -152,3 +172,40 @@ def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
     assert line["restarts"] == 0 and line["actors"] == 2 and line["envs"] == 8 and line["queue"] == 16
     # A block of CartPole has 16 fresh steps of items, so blocks and items come at the same rate but for a factor.
     assert line["inserted_per_s"] / line["blocks_per_s"] == pytest.approx(16, rel=0.2)
+
+
+def test_a_balanced_run_and_one_that_is_resumed_blame_nobody(tmp_path: Path) -> None:
+    """The store was filled before the first update, and all stood still while it was loaded again."""
+    settings = COMMON | {"store.samples_per_insert": 0.5, "store.min_size": 2_000, "log.every": 0.3}
+    veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 15_000})
+    run = veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 60_000})
+    check_lines(run.metrics)
+    told = [line["bottleneck"] for line in run.metrics if "bottleneck" in line]
+    assert told and not any("learner is the bottleneck" in sentence for sentence in told), told
+
+
+def test_where_one_process_acts_and_learns_the_largest_part_is_named(tmp_path: Path) -> None:
+    settings = {"steps": 4_000, "envs_per_actor": 4, "store.min_size": 100, "eval.every": 0, "log.every": 0.2}
+    run = veldt.train("dqn", env=quick, run=tmp_path / "r", quiet=True, **{"runtime": "local", **settings})
+    check_lines(run.metrics)
+    assert "the learner takes" in [line["bottleneck"] for line in run.metrics if "bottleneck" in line][-1]
+
+
+def test_a_rate_is_over_the_time_in_which_its_count_was_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("veldt.rates.time.monotonic", lambda: now)
+    rates = Rates(1.0)
+    rates.begin({"env_steps": 0}, [])
+    now = 101.0
+    assert rates.of({"env_steps": 50, "published": 7}, [])["env_steps_per_s"] == 50
+    now = 102.0
+    assert "published_per_s" not in rates.of({"env_steps": 150}, [])
+    now = 103.0
+    found = rates.of({"env_steps": 150, "published": 27}, [])
+    assert found["env_steps_per_s"] == 0 and found["published_per_s"] == 10
+    now = 104.0
+    assert "published_per_s" not in rates.of({"published": 2}, []), "its process began anew"
+    now = 104.5
+    assert rates.of({"published": 3}, [])["published_per_s"] == 2
+    now = 105.0
+    assert rates.of({"published": 4}, [])["published_per_s"] == 2, "a line that came too soon is no new beginning"

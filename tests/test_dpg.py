@@ -200,6 +200,16 @@ def test_actions_are_the_policys_with_noise_in_units_of_half_their_range(shape: 
     envs.close()
 
 
+def test_an_action_without_a_range_is_always_the_same() -> None:
+    space = spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
+    env = EnvSpec("e", {"obs": spec((2,), np.float32)}, spec((2,), np.float32), space)
+    net = DPG(**SMALL).network(env).requires_grad_(False)
+    out, _ = DPG(**SMALL).act(net, {"obs": torch.ones(50, 1, 2)}, {}, np.full(50, 2.0), np.random.default_rng(0))
+    assert (out["action"][:, 1] == 3).all() and (abs(out["action"][:, 0]) <= 1).all() and out["action"][:, 0].std() > 0.3
+    assert isinstance(net, ActorCritic)
+    assert (net.unit(torch.from_numpy(out["action"]))[:, 1] == 0).all()
+
+
 def test_observations_of_a_dict_are_read_by_name_in_whatever_order_they_come() -> None:
     one = {"b": torch.ones(2, 1), "a": torch.zeros(2, 3)}
     assert flat(one).tolist() == flat(dict(reversed(one.items()))).tolist() == [[0, 0, 0, 1]] * 2

@@ -454,7 +454,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_killed_if_it_does_not_stop(
     spec = read_spec(written(tmp_path / "x.yaml", env="stuck_envs:Stuck", settings={"a": {"eval.every": 0}}, seeds=1))
     trial = spec.trials(tmp_path / "d")[0]
     trial.path.mkdir(parents=True)
-    trial.beside("json").write_text('{"returns": [1.0]}')  # of a run in the same place, before
+    trial.beside("json").write_text('{"returns": [1.0], "asked": 1}')  # of a run in the same place, before
     child = Child(trial, 1, timeout_s=1_000)
     try:
         until(lambda: (tmp_path / "stuck").exists())

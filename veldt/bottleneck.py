@@ -23,6 +23,8 @@ def bottleneck(line: dict[str, Any], one_thread: bool = False) -> str:
     actor, learner = line["wait/actor"], line["wait/learner"]
     if max(actor, learner) < WAITS:
         return _nobody_waits(line)
+    if min(actor, learner) >= max(WAITS, 0.5 * max(actor, learner)):
+        return _by_turns(line)
     if learner >= actor:
         return _too_little_data(line)
     return _learner(line) if line.get("refusing", 0.0) >= REFUSES else _queue(line)
@@ -62,9 +64,18 @@ def _queue(line: dict[str, Any]) -> str:
     )
 
 
+def _by_turns(line: dict[str, Any]) -> str:
+    actor, learner = percent(line["wait/actor"]), percent(line["wait/learner"])
+    return (
+        f"The actors and the learner wait for each other by turns ({actor} and {learner} of their time): too much comes "
+        "and goes at once; make actor.block or learner.prefetch smaller."
+    )
+
+
 def _nobody_waits(line: dict[str, Any]) -> str:
-    asked, ratio = line.get("samples_per_insert", 0), line.get("replay_ratio", 0.0)
-    if asked and ratio < 0.9 * asked:
+    asked, inserted, sampled = (line.get(name, 0.0) for name in ("samples_per_insert", "inserted_per_s", "sampled_per_s"))
+    if asked and sampled < 0.8 * asked * inserted:  # a rate of its own: the whole run's ratio lags behind
+        ratio = sampled / inserted
         busy = percent(line.get("busy/learner", 1.0))
         return (
             f"The learner is the bottleneck: it is busy {busy} of its time, and draws an item "

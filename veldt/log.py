@@ -67,7 +67,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if not isinstance(line, dict):
             continue
         if "resumed_from" in line:
-            lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
+            lines = [old for old in lines if old.get("env_steps", 0) <= line.get("env_steps", 0)]
         lines.append(line)
     return lines
 
@@ -226,6 +226,7 @@ class Screen:
             ("exploring", "train_return", ".1f"),
             ("loss", "loss", ".3g"),
             ("epsilon", "epsilon", ".2f"),
+            ("sigma", "sigma", ".2f"),
             ("env/s", "env_steps_per_s", ",.0f"),
             ("updates/s", "learner_steps_per_s", ",.0f"),
             ("ratio", "replay_ratio", ".1f"),

@@ -161,7 +161,7 @@ class EvalConfig:
     episodes: int = 10
     """Greedy episodes of one evaluation."""
     epsilon: float = 0.0
-    """Part of their actions that is random all the same."""
+    """Part of their actions that is random all the same; the sigma of its noise, where actions are continuous."""
     max_length: int = 27_000
     """Steps after which an evaluation stops waiting for an episode's end (108K Atari frames)."""
 
@@ -415,7 +415,7 @@ def apex_dqn(env: str) -> Config:
 
 
 def apex_dpg(env: str) -> Config:
-    """Ape-X DPG (Horgan et al. 2018): continuous actions. MuJoCo: the paper's numbers. Small tasks: tuned here."""
+    """Ape-X DPG (Horgan et al. 2018): continuous actions. MuJoCo: the paper's numbers, but 2 actors. Others: tuned here."""
     paper = "mujoco" in str(getattr(gym.registry.get(env), "entry_point", ""))
     return Config(
         recipe="apex-dpg",

@@ -38,6 +38,7 @@ from veldt.memory import Size, available_memory, check_memory, format_bytes, pla
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import Program
+from veldt.rates import Rates
 from veldt.recipes import Config
 from veldt.runtime import Inline, Nodes, Runtime, zygote
 from veldt.runtime.local import Local
@@ -51,16 +52,8 @@ log = logging.getLogger("veldt")
 TOPOLOGIES: dict[str, Callable[[Program, Config, EnvSpec], None]] = {"single": single, "apex": apex}
 EVALUATION_S = 0.1  # between two lines for the sake of an evaluation
 MEMORY_S = 2.0  # between two looks at the memory of all processes
+LONGEST_RATE_S = 10.0  # that a rate is taken over, where lines are further apart
 LIVES = 10_000  # that a process may have between two resumes
-RATES = {  # counts in a line of metrics -> what their rates are called, before _per_s
-    "env_steps": "env_steps",
-    "learner_steps": "learner_steps",
-    "stream_blocks": "blocks",
-    "stream_bytes": "bytes",
-    "store_inserted": "inserted",
-    "store_sampled": "sampled",
-    "published": "published",
-}
 MAY_CHANGE = {  # on resume
     "steps",
     "queue",
@@ -208,12 +201,11 @@ class Session:
         self.config, self.path, self.quiet = config, path, quiet
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # once they run
-        self.began = self.last_line = self.rates_at = time.monotonic()
+        self.began = self.last_line = time.monotonic()
         self.earlier_s = 0.0  # of the sessions before this one
         self.number = 0  # of the last checkpoint
         self.evaluations = 0
-        self.rates_from: dict[str, float] = {}
-        self._cpu = time.process_time()
+        self.rates = Rates(min(config.log.every, LONGEST_RATE_S))
         self.metrics = Metrics([])
         self._saving: threading.Thread | None = None
         self._memory_at, self._memory_used = -math.inf, 0
@@ -231,7 +223,7 @@ class Session:
         parameters = sum(p.numel() for p in net.parameters())
         rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
         if config.runtime == "local":
-            rest += plan_processes(config.schema(env), config.actors, config.eval.every > 0)
+            rest += plan_processes(config.schema(env), config.actors, config.eval.every > 0, config.queue)
         check_memory(size, available_memory() - rest, rest)
         self.memory = used_memory() + size.nbytes + rest
         self._constants = {
@@ -322,8 +314,9 @@ class Session:
         elif (self.path / "metrics.jsonl").stat().st_size:  # of a start that came to no checkpoint
             self.metrics.write({**self._when(nodes), "resumed_from": 0})
         self.evaluations, self.resumed_from = nodes.count("evaluations"), nodes.count("learner_steps")
-        self.rates_from = {name: nodes.count(name) for name in ("env_steps", "learner_steps")}
-        self.rates_at = time.monotonic()
+        nodes.metrics()  # of the time in which all stood still
+        self.rates.begin(self._when(nodes), nodes.memory()[0])
+        self.last_line = time.monotonic()
         self._schedule(nodes.count("env_steps"))
 
     def _schedule(self, steps: int) -> None:
@@ -385,8 +378,8 @@ class Session:
             | (self._first_update or {})
             | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
         )
-        line |= self._rates(line, now)
-        if sentence := bottleneck(line, one_thread=not nodes.live):
+        line |= self._derived(line, nodes)
+        if sentence := bottleneck(line, one_thread=self.config.topology == "single" or not nodes.live):
             line["bottleneck"] = sentence
         if self._first_update:
             self._first_update = {}
@@ -395,29 +388,17 @@ class Session:
             self.evaluations = nodes.count("evaluations")
         self.metrics.write(line)
 
-    def _rates(self, line: dict[str, Any], now: float) -> dict[str, float]:
-        """What follows from two lines, and from the settings."""
-        config, elapsed = self.config, max(1e-9, now - self.rates_at)
-        out = {
-            f"{RATES[name]}_per_s": (line[name] - self.rates_from[name]) / elapsed
-            for name in RATES
-            if name in line and name in self.rates_from
-        }
+    def _derived(self, line: dict[str, Any], nodes: Nodes) -> dict[str, Any]:
+        """What follows from the line before, and from the settings."""
+        out: dict[str, Any] = self.rates.of(line, nodes.memory()[0])
         if line.get("store_inserted"):
             out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
-        if out["env_steps_per_s"] > 0:
-            out["left_s"] = max(0, config.steps - line["env_steps"]) / out["env_steps_per_s"]
-        if "lag_updates" in line and out["learner_steps_per_s"] > 0:
+        if out.get("env_steps_per_s"):
+            out["left_s"] = max(0, self.config.steps - line["env_steps"]) / out["env_steps_per_s"]
+        if "lag_updates" in line and out.get("learner_steps_per_s"):
             out["lag_s"] = line["lag_updates"] / out["learner_steps_per_s"]
         if "busy/env" in line:
             out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
-        own = (time.process_time() - self._cpu) / elapsed
-        each = {"cpu/learner": 1, "cpu/actor": config.actors, "cpu/evaluator": 1}
-        if self.config.runtime == "inline" or each.keys() <= line.keys() | {"cpu/evaluator"}:
-            out["cpu/all"] = own + sum(n * line.get(name, 0.0) for name, n in each.items())
-        if elapsed >= config.log.every or not self.rates_from.keys() >= RATES.keys() & line.keys():
-            self.rates_from |= {name: line[name] for name in RATES if name in line}
-            self.rates_at, self._cpu = now, time.process_time()
         return out | self._constants
 
     def _memory(self, nodes: Nodes) -> int:

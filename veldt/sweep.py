@@ -120,7 +120,7 @@ class Trial:
         """The last evaluation of a finished run."""
         try:
             found: dict[str, Any] = json.loads(self.beside("json").read_text())
-            there = (self.path / "config.yaml").exists() and len(found["returns"]) == episodes
+            there = (self.path / "config.yaml").exists() and found["asked"] == episodes and bool(found["returns"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if there else None
@@ -369,7 +369,7 @@ class Child:
     """A run under way: a process that trains, then evaluates."""
 
     def __init__(self, trial: Trial, episodes: int, timeout_s: float) -> None:
-        self.trial, self.timeout_s = trial, timeout_s
+        self.trial, self.episodes, self.timeout_s = trial, episodes, timeout_s
         self.began, self.began_at = time.time(), time.monotonic()
         self.stopped, self.kill_at = "", math.inf  # why it was told to stop, and when it is killed
         trial.path.parent.mkdir(parents=True, exist_ok=True)
@@ -403,7 +403,7 @@ class Child:
             if time.monotonic() > self.kill_at:
                 self.process.kill()
             return None
-        if self.stopped or code != 0:
+        if code != 0:
             ended = f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
             return Failed(self.trial, self.stopped or ended, self._tail())
         return self._result()
@@ -431,7 +431,8 @@ class Child:
         for line in reversed(self._printed()):
             if line.startswith('{"mean_return"'):
                 result = {"setting": self.trial.setting, "seed": self.trial.config.seed, **json.loads(line)}
-                result |= {"began": self.began, "ended": time.time()}
+                # An evaluation may have fewer episodes than asked for, where they do not end.
+                result |= {"asked": self.episodes, "began": self.began, "ended": time.time()}
                 write(self.trial.beside("json"), json.dumps(result) + "\n")
                 return result
         return Failed(self.trial, "the evaluation printed no result", self._tail())
@@ -556,7 +557,7 @@ def score(result: dict[str, Any], lines: list[dict[str, Any]], reach: float | No
         greedy=float(result["mean_return"]),
         area=mean_over([p["env_steps"] for p in points], [p["eval_return"] for p in points]),
         reached=None if first is None else (first["env_steps"], first["time_s"]),
-        seconds=float(lines[-1]["time_s"]),
+        seconds=float(lines[-1]["time_s"]) if lines else math.nan,  # a full disk may have had no room for them
     )
 
 
@@ -588,7 +589,8 @@ def scores(spec: Spec, trials: Sequence[Trial]) -> dict[str, list[Score]]:
     for trial in trials:
         result = trial.result(spec.episodes)
         if result is not None:
-            out[trial.setting].append(score(result, read_metrics(trial.path / "metrics.jsonl"), spec.reach))
+            file = trial.path / "metrics.jsonl"
+            out[trial.setting].append(score(result, read_metrics(file) if file.exists() else [], spec.reach))
     return out
 
 

@@ -41,7 +41,7 @@ class ActorCritic(nn.Module):
         self.actor = NormedMLP(inputs, actor, len(low))
         self.critic = NormedMLP(inputs + len(low), critic, 1)
         self.register_buffer("center", torch.from_numpy(low / 2 + high / 2).float())
-        self.register_buffer("radius", torch.from_numpy(np.where(high > low, high / 2 - low / 2, 1.0)).float())
+        self.register_buffer("radius", torch.from_numpy(high / 2 - low / 2).float())
 
     def pi(self, x: Tensor) -> Tensor:
         return torch.tanh(self.actor(x))
@@ -49,6 +49,10 @@ class ActorCritic(nn.Module):
     def q(self, x: Tensor, a: Tensor) -> Tensor:
         q: Tensor = self.critic(torch.cat((x, a), 1)).squeeze(1)  # [B]
         return q
+
+    def unit(self, action: Tensor) -> Tensor:
+        """The environment's actions [B, ...] as the networks see them; one that has no range is 0."""
+        return (action.flatten(1) - self.center) / torch.where(self.radius > 0, self.radius, 1.0)
 
     forward = pi
 
@@ -107,7 +111,7 @@ class DPG(ActionValues):
         assert isinstance(net, ActorCritic) and isinstance(target, ActorCritic)
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
         x_tm1, x_t = flat(s_tm1), flat(s_t)
-        q_tm1 = net.q(x_tm1, (a_tm1.flatten(1) - net.center) / net.radius)  # [B]
+        q_tm1 = net.q(x_tm1, net.unit(a_tm1))  # [B]
         with torch.no_grad():
             y = torch.addcmul(r_t, discount_t, target.q(x_t, target.pi(x_t)))
             priorities = (y - q_tm1).abs_()

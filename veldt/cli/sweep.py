@@ -71,13 +71,13 @@ def run(argv: list[str]) -> int:
         write(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
         sweep.run()
         if sweep.interrupted:
-            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Go on with: {_command(args)}")
+            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Go on with: {_command(args, again=True)}")
             raise Interrupted(sweep.interrupted, directory)
         report(spec, trials, directory, _command(args))
     for failed in sweep.failed:
         print(f"\n{failed}")
     if sweep.failed:
-        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. To try them again: {_command(args)}")
+        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. To try them again: {_command(args, again=True)}")
     return 1 if sweep.failed else 0
 
 
@@ -109,11 +109,12 @@ def _only(spec: Spec, names: tuple[str, ...]) -> set[str]:
     return {known[name] for name in names}
 
 
-def _command(args: Flags) -> str:
-    """What makes the whole of it."""
+def _command(args: Flags, again: bool = False) -> str:
+    """What makes the whole of it; `again`: what was asked for now."""
     words = ["veldt", "sweep", str(args.file)]
     words += ["--dir", str(args.dir)] if args.dir else []
     words += ["--at-once", str(args.at_once)] if args.at_once else []
+    words += ["--only", *args.only] if again and args.only else []
     return shlex.join(words)
 
 

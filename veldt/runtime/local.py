@@ -169,17 +169,18 @@ class Reports:
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
 
-    def add(self, metrics: dict[str, float]) -> None:
+    def add(self, metrics: dict[str, float], seconds: float) -> None:
+        """What was so for so many seconds."""
         self._last |= metrics
         for name, x in metrics.items():
             if "/" in name or name in MEANS:
-                total, n = self._sums.get(name, (0.0, 0))
-                self._sums[name] = total + x, n + 1
+                total, time_s = self._sums.get(name, (0.0, 0.0))
+                self._sums[name] = total + seconds * x, time_s + seconds
 
     def take(self) -> dict[str, float]:
-        out = self._last | {name: total / n for name, (total, n) in self._sums.items()}
+        out = self._last | {name: total / max(1e-9, time_s) for name, (total, time_s) in self._sums.items()}
         self._last, self._sums = {}, {}
         return out
 
@@ -319,7 +320,7 @@ class Supervisor:
                 return
             message = json.loads(data)
             if "metrics" in message:
-                child.reports.add(message["metrics"])
+                child.reports.add(message["metrics"], message["seconds"])
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:

@@ -28,6 +28,7 @@ import numpy as np
 from veldt import callables
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
+from veldt.memory import STREAM
 from veldt.program import Node, resolve
 from veldt.runtime.base import busy_parts, merge, spent
 from veldt.runtime.board import (
@@ -151,6 +152,7 @@ class Host:
         self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
         self.busy = [0.0] * len(self.objects)
         self.waited = 0.0
+        self.spent: dict[str, float] = {}
         self.since, self.cpu = time.perf_counter(), time.process_time()
         self.unsent: dict[str, float] = {}
         if state is not None:
@@ -187,7 +189,8 @@ class Host:
                 row[DOING] = WAITING
                 began = time.perf_counter()
                 bell.wait(rung)
-                self.waited += time.perf_counter() - began
+                if not board.hold:
+                    self.waited += time.perf_counter() - began
         for thing in self.objects.values():
             if hasattr(thing, "close"):
                 thing.close()
@@ -205,9 +208,7 @@ class Host:
         for process, node, seam in self.plan.channels:
             if process == self.name:
                 bell = self.board.bell(self.plan.row(self.plan.home(node)))
-                writer = Writer(
-                    self.descriptors[f"{process}>{node}"], bell, most=CALL_SLOTS if seam == "policy" else self.plan.queue
-                )
+                writer = Writer(self.descriptors[f"{process}>{node}"], bell, **self._room(seam))
                 back = Reader(self.descriptors[f"{process}<{node}"]) if seam == "policy" else None
                 known[node] = PORTS[seam][0](Channel(writer, back))
         objects: dict[str, Any] = {}
@@ -218,6 +219,10 @@ class Host:
             args, kwargs = resolve((made.args, made.kwargs), known, incarnation, arena)
             objects[name] = known[name] = made.build(*args, **kwargs)
         return objects
+
+    def _room(self, seam: str) -> dict[str, int]:
+        """How many messages of which size may wait."""
+        return {"most": CALL_SLOTS} if seam == "policy" else {"most": self.plan.queue, "budget": self.plan.queue * STREAM}
 
     def _hosts(self) -> list[Any]:
         hosts = []
@@ -271,14 +276,14 @@ class Host:
         things = [*self.objects.values(), *self.hosts]
         self.unsent |= merge(thing.metrics() for thing in things if hasattr(thing, "metrics"))
         names = list(self.objects)
-        workers = {names[i]: worker for i, worker in self.workers}
-        seconds = {names[i]: self.busy[i] for i, _ in self.workers} | spent(workers)
+        for part, seconds in spent({names[i]: worker for i, worker in self.workers}).items():
+            self.spent[part] = self.spent.get(part, 0.0) + seconds
         kind, elapsed = self.name.partition("/")[0], now - self.since
-        self.unsent |= busy_parts(seconds, elapsed)
-        self.unsent |= {f"wait/{kind}": self.waited / elapsed, f"cpu/{kind}": (cpu - self.cpu) / elapsed}
-        self.since, self.cpu, self.busy, self.waited = now, cpu, [0.0] * len(self.busy), 0.0
-        if self._tell({"metrics": self.unsent}):
-            self.unsent = {}
+        told = self.unsent | busy_parts({names[i]: self.busy[i] for i, _ in self.workers} | self.spent, elapsed)
+        told |= {f"wait/{kind}": self.waited / elapsed, f"cpu/{kind}": (cpu - self.cpu) / elapsed}
+        if self._tell({"metrics": told, "seconds": elapsed}):
+            self.since, self.cpu, self.busy, self.waited = now, cpu, [0.0] * len(self.busy), 0.0
+            self.unsent, self.spent = {}, {}
 
     def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
         """False: the supervisor does not read at the moment. What cannot wait is sent again."""
