@@ -82,23 +82,30 @@ def group(curves: list[Curve]) -> dict[str, list[Curve]]:
     return groups
 
 
+MANY = 5  # curves in one picture, beyond which their ranges would hide them
+
+
 def draw(groups: dict[str, list[Curve]], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, constrained_layout=True)
+    many = len(groups) > MANY
+    figure, axes = plt.subplots(1, 2, figsize=(11, 5.0 if many else 4.2), sharey=True, constrained_layout=True)
     for name, curves in groups.items():
         for axis, x in ((axes[0], "env_steps"), (axes[1], "time_s")):
             grid, low, mean, high = band([getattr(c, x) for c in curves], [c.returns for c in curves])
             (line,) = axis.plot(grid, mean, label=f"{name} (n = {len(curves)})", linewidth=1.8)
-            axis.fill_between(grid, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
+            axis.fill_between(grid, low, high, alpha=0.06 if many else 0.2, color=line.get_color(), linewidth=0)
     greedy = all(curve.greedy for curves in groups.values() for curve in curves)
     axes[0].set_ylabel("return, greedy episodes" if greedy else "return")
     axes[0].set_xlabel("env steps")
     axes[1].set_xlabel("time (s)")
-    axes[0].legend(loc="best", frameon=False)
+    if many:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    else:
+        axes[0].legend(loc="best", frameon=False)
     for axis in axes:
         _plain(axis)
     _save(figure, out)
