@@ -118,7 +118,8 @@ class LocalPolicy:
         if not len(self._explored) or isinstance(self.explore, float | int):
             return {}
         lag = max(0, self.counters.get("learner_steps") - max(0, self.version))
-        return {"lag_updates": float(lag), self.algorithm.exploration: float(self._explored.mean())}
+        name = getattr(self.algorithm, "exploration", "epsilon")
+        return {"lag_updates": float(lag), name: float(self._explored.mean())}
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}

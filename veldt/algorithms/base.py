@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -58,8 +58,6 @@ class Loss(NamedTuple):
 
 
 class Algorithm(Protocol):
-    exploration: ClassVar[str]  # what metrics call the amount that `explore` is
-
     @property
     def window(self) -> Window: ...
 

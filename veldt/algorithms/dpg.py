@@ -66,7 +66,7 @@ class DPG(ActionValues):
     actor: tuple[int, ...] = (300, 200)
     """Hidden layers of the actor; likewise."""
 
-    exploration: ClassVar[str] = "sigma"
+    exploration: ClassVar[str] = "sigma"  # what metrics call it, where it is not epsilon
 
     def check(self, env: EnvSpec) -> None:
         super().check(env)

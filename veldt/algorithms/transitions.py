@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,8 +41,6 @@ class ActionValues:
     """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
     stacked: tuple[str, ...] = ()
     """Keys of a Dict observation that history stacks (none given: all)."""
-
-    exploration: ClassVar[str] = "epsilon"
 
     @property
     def window(self) -> Window:
