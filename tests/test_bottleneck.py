@@ -125,7 +125,7 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     ),
     "slow network of the actors": (
         quick,
-        LARGE | {"steps": 6_000, "envs_per_actor": 1, "store.samples_per_insert": 0.5},
+        LARGE | {"steps": 14_000, "envs_per_actor": 1, "store.samples_per_insert": 0.5},
         ["learner waits", "in their network"],
     ),
 }

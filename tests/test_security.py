@@ -116,7 +116,8 @@ def wall_clocks(tree: ast.Module) -> Iterator[int]:
 
 
 def test_the_wall_clock_is_for_timestamps_of_events_alone() -> None:
-    found = [f"{path}:{line}" for path, tree in trees() for line in wall_clocks(tree) if str(path) != "log.py"]
+    allowed = ("log.py", "cli/top.py")  # when something happened; how old a file is
+    found = [f"{path}:{line}" for path, tree in trees() for line in wall_clocks(tree) if str(path) not in allowed]
     assert not found
     assert list(wall_clocks(ast.parse("import time\ntime.time()"))) and list(
         wall_clocks(ast.parse("from time import time"))

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from veldt.errors import UserError
 
 LOCAL = "local"
@@ -32,21 +30,15 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{LOCAL}:{key}"
 
 
-def portable() -> dict[str, Callable[..., Any]]:
-    """The functions that only this process knows, by name; one that cannot be sent to another says so when it is called."""
-    return {name: function if _portable(function) else NotPortable(name) for name, function in _local.items()}
-
-
-def _portable(function: Callable[..., Any]) -> bool:
-    try:
-        cloudpickle.dumps(function)
-    except Exception:  # whatever the objects that it refers to raise
-        return False
-    return True
+def local() -> dict[str, Callable[..., Any]]:
+    """The functions that only this process knows, by name."""
+    return dict(_local)
 
 
 @dataclass(frozen=True)
 class NotPortable:
+    """Stands for a function that cannot be sent to another process, and says so there when it is called."""
+
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

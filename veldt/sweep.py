@@ -170,7 +170,7 @@ class _Loader(yaml.SafeLoader):
 def read_spec(path: Path) -> Spec:
     """What the file asks for. All of it is checked: configs are built, and environments made and closed again."""
     try:
-        values = yaml.load(path.read_text(), Loader=_Loader)
+        values = _Loader(path.read_text()).get_single_data()
     except FileNotFoundError:
         raise UserError(f"There is no {path}.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -370,7 +370,7 @@ class Child:
 
     def __init__(self, trial: Trial, episodes: int, timeout_s: float) -> None:
         self.trial, self.episodes, self.timeout_s = trial, episodes, timeout_s
-        self.began, self.began_at = time.time(), time.monotonic()
+        self.began = time.monotonic()
         self.stopped, self.kill_at = "", math.inf  # why it was told to stop, and when it is killed
         trial.path.parent.mkdir(parents=True, exist_ok=True)
         trial.beside("json").unlink(missing_ok=True)
@@ -392,7 +392,7 @@ class Child:
 
     @property
     def age(self) -> float:
-        return time.monotonic() - self.began_at
+        return time.monotonic() - self.began
 
     def outcome(self) -> dict[str, Any] | Failed | None:
         """What became of it, once that is known. Has to be asked again and again."""
@@ -432,7 +432,7 @@ class Child:
             if line.startswith('{"mean_return"'):
                 result = {"setting": self.trial.setting, "seed": self.trial.config.seed, **json.loads(line)}
                 # An evaluation may have fewer episodes than asked for, where they do not end.
-                result |= {"asked": self.episodes, "began": self.began, "ended": time.time()}
+                result |= {"asked": self.episodes, "began": self.began, "ended": time.monotonic()}
                 write(self.trial.beside("json"), json.dumps(result) + "\n")
                 return result
         return Failed(self.trial, "the evaluation printed no result", self._tail())

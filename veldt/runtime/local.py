@@ -50,7 +50,7 @@ from veldt.runtime.board import (
     read_state,
     write_state,
 )
-from veldt.runtime.process import MESSAGE, Plan
+from veldt.runtime.process import MESSAGE, Plan, portable
 from veldt.runtime.remote import PORTS, seam
 from veldt.runtime.shm import Arena, make_memory
 from veldt.slots import Slots
@@ -120,7 +120,7 @@ def make_plan(program: Program, queue: int = 16) -> Plan:
                 if channel not in channels:
                     channels.append(channel)
     threads = {process: max(nodes[name].threads for name in group) for process, group in processes.items()}
-    return Plan(nodes, processes, shared, channels, queue, threads, callables.portable(), _registered())
+    return Plan(nodes, processes, shared, channels, queue, threads, portable(callables.local()), _registered())
 
 
 def _registered() -> dict[str, Any]:

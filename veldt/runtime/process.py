@@ -88,6 +88,18 @@ class Plan:
         return plan
 
 
+def portable(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Those that can be sent to another process, and for each of the others one that says so."""
+    out: dict[str, Callable[..., Any]] = {}
+    for name, function in functions.items():
+        try:
+            cloudpickle.dumps(function)
+            out[name] = function
+        except Exception:  # whatever the objects raise that it refers to
+            out[name] = callables.NotPortable(name)
+    return out
+
+
 def preload() -> None:
     """What the zygote imports, so that no child has to."""
     import importlib
