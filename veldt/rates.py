@@ -18,6 +18,9 @@ COUNTS = {  # in a line of metrics -> what their rates are called, before _per_s
 }
 
 
+LEAST_S = 0.2  # CPU time is told in ticks of 10 ms for each process: of less time it says nothing
+
+
 class Rates:
     """Each rate is over `seconds` or a little more. A count may be missing, and begins anew when its process does."""
 
@@ -43,7 +46,7 @@ class Rates:
                 self._counts[name] = now, line[name]
         since, earlier = self._cpu
         cpu = cpu_seconds(pids)
-        if now > since:
+        if now - since >= LEAST_S:
             out["cpu/all"] = sum(x - earlier[pid] for pid, x in cpu.items() if pid in earlier) / (now - since)
         if now - since >= self.seconds:
             self._cpu = now, cpu
