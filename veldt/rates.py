@@ -48,7 +48,7 @@ class Rates:
         cpu = cpu_seconds(pids)
         if now - since >= LEAST_S:
             out["cpu/all"] = sum(x - earlier[pid] for pid, x in cpu.items() if pid in earlier) / (now - since)
-        if now - since >= self.seconds:
+        if now - since >= max(self.seconds, LEAST_S):
             self._cpu = now, cpu
         return out
 
