@@ -57,3 +57,68 @@ def _n_step(reward: Array, discount: Array, last: Array, n: int, gamma: Any) -> 
                 if last[b, t + k]:
                     break
     return total, product, m
+
+
+class VTrace(NamedTuple):
+    target: Any  # [..., T], what the values should be; the value itself where nothing is learned
+    advantage: Any  # [..., T], of the actions taken, weighted; 0 where nothing is learned
+
+
+def vtrace(
+    value: Any,
+    reward: Any,
+    discount: Any,
+    trains: Any,
+    ratio: Any,
+    gamma: float,
+    lambda_: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    clip_pg: float = 1.0,
+) -> VTrace:
+    """V-trace (Espeholt et al. 2018). value, reward and discount are [..., T + 1] with the record's alignment: those of the
+    step t are reward[t + 1] and discount[t + 1]. trains and ratio = pi / mu of the action taken are [..., T].
+
+    v_s = V_s + sum_{t >= s} (prod_{s <= i < t} gamma_i c_i) rho_t (r_t + gamma_t V_{t+1} - V_t), rho and c being the ratio
+    clipped, c times lambda. The sum ends at a step that does not train: the last record of an episode, where a truncated
+    one is bootstrapped from its value, or one that is not valid. The advantage is rho^pg_s (r_s + gamma_s v_{s+1} - V_s).
+    """
+    size = ratio.shape[-1]
+    assert value.shape == reward.shape == discount.shape == (*ratio.shape[:-1], size + 1), (value.shape, ratio.shape)
+    assert trains.shape == ratio.shape, (trains.shape, ratio.shape)
+    if namespace(value) is np:
+        columns = (value, reward.astype(np.float32, copy=False), discount, trains, ratio)
+        v, r, d, t, w = (x.reshape(-1, x.shape[-1]) for x in columns)
+        out = _vtrace(v, r, d, t, w, np.array((gamma, lambda_, clip_rho, clip_c, clip_pg), np.float32))
+        return VTrace(*(x.reshape(ratio.shape) for x in out))
+    xp = namespace(value)
+    gammas = gamma * discount[..., 1:]
+    delta = ratio.clip(max=clip_rho) * (reward[..., 1:] + gammas * value[..., 1:] - value[..., :-1]) * trains
+    decay = gammas * lambda_ * ratio.clip(max=clip_c) * trains
+    correction = [xp.zeros_like(delta[..., 0])]
+    for t in range(size - 1, -1, -1):
+        correction.append(delta[..., t] + decay[..., t] * correction[-1])
+    target = value + xp.stack(correction[::-1], -1)  # [..., T + 1]
+    advantage = ratio.clip(max=clip_pg) * (reward[..., 1:] + gammas * target[..., 1:] - value[..., :-1]) * trains
+    return VTrace(target[..., :-1], advantage)
+
+
+@numba.njit("Tuple((f4[:,::1], f4[:,::1]))(f4[:,:], f4[:,:], f4[:,:], b1[:,:], f4[:,:], f4[::1])", cache=True)
+def _vtrace(value: Array, reward: Array, discount: Array, trains: Array, ratio: Array, how: Array) -> Any:
+    """Backwards: correction_t = delta_t + gamma_t c_t correction_{t+1}; v_t = V_t + correction_t."""
+    gamma, lambda_, rho, c, pg = how[0], how[1], how[2], how[3], how[4]
+    target, advantage = np.zeros(ratio.shape, np.float32), np.zeros(ratio.shape, np.float32)
+    for b in range(ratio.shape[0]):
+        correction = np.float32(0)
+        after = value[b, ratio.shape[1]]  # v_{t+1}
+        for t in range(ratio.shape[1] - 1, -1, -1):
+            if trains[b, t]:
+                discounted = gamma * discount[b, t + 1]
+                advantage[b, t] = min(pg, ratio[b, t]) * (reward[b, t + 1] + discounted * after - value[b, t])
+                delta = min(rho, ratio[b, t]) * (reward[b, t + 1] + discounted * value[b, t + 1] - value[b, t])
+                correction = delta + discounted * lambda_ * min(c, ratio[b, t]) * correction
+            else:
+                correction = np.float32(0)
+            after = value[b, t] + correction
+            target[b, t] = after
+    return target, advantage
