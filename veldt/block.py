@@ -9,6 +9,7 @@ so a block has K / stride of them. Context missing at the ends of a stream is pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -136,6 +137,19 @@ def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
     return x * same.reshape(*same.shape, *[1] * (x.ndim - 2))
 
 
+def stack_windows(x: Any, first: Any, valid: Any, history: int) -> Any:
+    """The stacks of every row that has history - 1 rows before it: torch [B, T, ...] -> [B, T - history + 1, history, ...].
+
+    What lies before the episode's first row, or beyond a row that is not valid, reads as zero, as in `stack_history`.
+    """
+    rows = x.shape[1] - history + 1
+    stacks = x.unfold(1, history, 1).movedim(-1, 2)  # a view
+    same = first.new_ones(len(first), rows, history)  # [B, T - history + 1, history], of the episode of its row
+    for j in range(history - 2, -1, -1):
+        same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]
+    return stacks * same.reshape(*same.shape, *[1] * (x.ndim - 2))
+
+
 def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (), blanked: bool = False) -> Any:
     """What a network sees at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation.
 
@@ -151,6 +165,21 @@ def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (),
             return stack_history(rows[name], rows["first"], rows["valid"], at, history)
         return rows[name][:, at]
 
+    return _by_key(rows, see)
+
+
+def observations(rows: Any, history: int, stacked: tuple[str, ...] = ()) -> Any:
+    """What a network sees at every row from history - 1 on, as in `observation`: [B, T - history + 1, ...]."""
+
+    def see(name: str) -> Any:
+        if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
+            return stack_windows(rows[name], rows["first"], rows["valid"], history)
+        return rows[name][:, history - 1 :]
+
+    return _by_key(rows, see)
+
+
+def _by_key(rows: Any, see: Callable[[str], Any]) -> Any:
     if "obs" in rows:
         return see("obs")
     return {name.removeprefix("obs/"): see(name) for name in rows if is_observation(name)}

@@ -115,6 +115,20 @@ class NatureCNN(ConvNet):
         return F.relu(self.conv3(x))
 
 
+class ImpalaCNN(ConvNet):
+    """Espeholt et al. 2018, the shallow one (Mnih et al. 2013, 2016): conv 16 8x8/4, 32 4x4/2, linear 256."""
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(image, 256)
+
+    def layers(self, channels: int) -> None:
+        self.conv1 = nn.Conv2d(channels, 16, 8, 4)
+        self.conv2 = nn.Conv2d(16, 32, 4, 2)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(x))))
+
+
 class MinAtarCNN(ConvNet):
     """Young and Tian 2019: conv 16 3x3/1, linear 128."""
 
@@ -203,16 +217,61 @@ class QNetwork(nn.Module):
         return q
 
 
-CONVNETS: dict[str, Callable[[Image], nn.Module]] = {"nature": NatureCNN, "minatar": MinAtarCNN, "impala": ImpalaResNet}
+class LSTM(nn.Module):
+    """A recurrent core whose state is zero wherever an episode begins: [B, T, inputs] -> [B, T, size].
+
+    The gates are in, forget, out and new; the forget gate begins open (a bias of 1).
+    """
+
+    def __init__(self, inputs: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.inputs = nn.Linear(inputs, 4 * size)
+        self.hidden = nn.Linear(size, 4 * size, bias=False)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(size**-0.5), size**-0.5)
+        with torch.no_grad():
+            self.inputs.bias[size : 2 * size] += 1
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From the state h, c [B, size] before the first row; returns outputs and the state after the last row.
+
+        Where `first` [B, T], the state before that row is zero.
+        """
+        from_inputs = self.inputs(x)  # of all rows at once
+        keep = (~first).to(x.dtype)[:, :, None]  # [B, T, 1]
+        out = []
+        for t in range(x.shape[1]):
+            h, c = h * keep[:, t], c * keep[:, t]
+            gates = torch.addmm(from_inputs[:, t], h, self.hidden.weight.t())
+            opened, new = gates[:, : 3 * self.size].sigmoid(), gates[:, 3 * self.size :].tanh()
+            i, f, o = opened.chunk(3, 1)
+            c = f * c + i * new
+            h = o * c.tanh()
+            out.append(h)
+        return torch.stack(out, 1), h, c
+
+
+CONVNETS: dict[str, Callable[[Image], nn.Module]] = {
+    "nature": NatureCNN,
+    "minatar": MinAtarCNN,
+    "impala": ImpalaResNet,
+    "impala-shallow": ImpalaCNN,
+}
 
 
 def torso_for(
-    env: EnvSpec, history: int, stacked: tuple[str, ...], hidden: tuple[int, ...], convnet: str = "auto"
+    env: EnvSpec,
+    history: int,
+    stacked: tuple[str, ...],
+    hidden: tuple[int, ...],
+    convnet: str = "auto",
+    large: str = "nature",
 ) -> nn.Module:
     """A convolutional network for images, an MLP for all else; both side by side for a Dict.
 
-    `auto`: uint8 or bool images of at least 36 x 36 get the Nature CNN, small ones with channels (MinAtar's) the MinAtar
-    CNN. A named one is for a single observation, and for the large images of a Dict.
+    `auto`: uint8 or bool images of at least 36 x 36 get the one named by `large`, small ones with channels (MinAtar's) the
+    MinAtar CNN. A named one is for a single observation, and for the large images of a Dict.
     """
     torsos: dict[str, nn.Module] = {}
     for name, column in env.observation.items():
@@ -220,8 +279,10 @@ def torso_for(
         stack = history if not stacked or key in stacked else 1
         image = _image(column)
         kind = _fitting(image, column)
-        if convnet != "auto" and (name == "obs" or kind == "nature"):
+        if convnet != "auto" and (name == "obs" or kind == "large"):
             kind = convnet
+        elif kind == "large":
+            kind = large
         if kind == "mlp":
             torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
         elif image is None:
@@ -255,7 +316,7 @@ def _fitting(image: Image | None, column: ArraySpec) -> str:
         return "mlp"
     side = min(image.height, image.width)
     if side >= 36:
-        return "nature"
+        return "large"
     certain = image.height == image.width or image.channels <= 4 or column.dtype == np.bool_
     return "minatar" if len(column.shape) == 3 and side >= 5 and certain else "mlp"
 

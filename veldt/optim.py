@@ -70,9 +70,9 @@ class RMSProp:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        if self.weights.device.type == "cpu" and self.centered:
+        if self.weights.device.type == "cpu":
             w, g, m, s, v = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square, self.velocity))
-            _rmsprop(w, g, m, s, v, 1 - self.decay, self.decay, self.momentum, lr, self.eps)
+            _rmsprop(w, g, m, s, v, 1 - self.decay, self.decay, self.momentum, lr, self.eps, self.centered)
             return
         self.square.mul_(self.decay).addcmul_(self.gradient, self.gradient, value=1 - self.decay)
         spread = self.square
@@ -117,12 +117,13 @@ def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, siz
         w[i] -= size * m[i] / (np.sqrt(s[i]) + eps)
 
 
-@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", cache=True, error_model="numpy")
+@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, b1)", cache=True, error_model="numpy")
 def _rmsprop(
-    w: Array, g: Array, m: Array, s: Array, v: Array, c: Any, decay: Any, momentum: Any, lr: Any, eps: Any
+    w: Array, g: Array, m: Array, s: Array, v: Array, c: Any, decay: Any, momentum: Any, lr: Any, eps: Any, centered: bool
 ) -> None:
     for i in range(len(g)):
-        m[i] += c * (g[i] - m[i])
+        if centered:  # otherwise the mean stays 0
+            m[i] += c * (g[i] - m[i])
         s[i] = decay * s[i] + c * g[i] * g[i]
         v[i] = momentum * v[i] + g[i] / np.sqrt(s[i] - m[i] * m[i] + eps)
         w[i] -= lr * v[i]

@@ -8,6 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from veldt.tree import Array
 
@@ -214,6 +216,46 @@ class Spin(gym.Env[Array, np.int64]):
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
 
+SEEN = [0, 2]  # of CartPole's observation: where the cart is, and how the pole leans
+
+
+class MaskedCartPole(CartPoleEnv):
+    """CartPole without its velocities: who does not remember cannot balance."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.observation_space = _seen(self.observation_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[SEEN], info
+
+    def step(self, action: Any) -> Step:
+        obs, *rest = super().step(action)  # type: ignore[no-untyped-call]
+        return obs[SEEN], *rest
+
+
+class MaskedCartPoleVector(CartPoleVectorEnv):
+    """Many at once."""
+
+    def __init__(self, num_envs: int = 1, max_episode_steps: int = 500) -> None:
+        super().__init__(num_envs, max_episode_steps)
+        self.single_observation_space = _seen(self.single_observation_space)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[:, SEEN], info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return obs[:, SEEN], *rest
+
+
+def _seen(space: Any) -> spaces.Box:
+    return spaces.Box(space.low[SEEN], space.high[SEEN], dtype=np.float32)
+
+
 for _name, _limit in (
     ("Chain", 100),
     ("DeepSea", None),
@@ -223,3 +265,9 @@ for _name, _limit in (
     ("Spin", 1000),
 ):
     gym.register(f"veldt/{_name}-v0", entry_point=f"veldt.envs.small:{_name}", max_episode_steps=_limit)
+gym.register(
+    "veldt/MaskedCartPole-v0",
+    entry_point="veldt.envs.small:MaskedCartPole",
+    vector_entry_point="veldt.envs.small:MaskedCartPoleVector",
+    max_episode_steps=500,
+)
