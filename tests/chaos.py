@@ -22,6 +22,7 @@ import torch
 
 from veldt import recipes
 from veldt.algorithms.dqn import DQN
+from veldt.config import Config
 from veldt.envs.small import Counter
 from veldt.learner import Learner
 from veldt.program import Node, Program
@@ -56,7 +57,7 @@ class Net(torch.nn.Module):
         return self.layer(obs[..., 2:].float() / 12)
 
 
-def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, **changes: Any) -> recipes.Config:
+def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, **changes: Any) -> Config:
     """A small Ape-X. `env` may be a callable."""
     from veldt import callables
 
@@ -65,7 +66,7 @@ def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, **changes: A
     return config if algorithm is None else dataclasses.replace(config, algorithm=algorithm)
 
 
-def program_of(config: recipes.Config, learner: Callable[..., Any] | None = None, *args: Any) -> Program:
+def program_of(config: Config, learner: Callable[..., Any] | None = None, *args: Any) -> Program:
     """The real program; with `learner`, a node that gets the store and the counters in place of the learner."""
     envs = config.envs()
     envs.close()

@@ -21,12 +21,12 @@ from test_run import Stop, crash, stopping, whole_state
 
 import veldt
 from veldt import recipes
+from veldt.config import LadderConfig
 from veldt.errors import UserError
 from veldt.limiters import MinSize, SamplesPerInsert
 from veldt.memory import used_memory
 from veldt.policy import LocalPolicy
 from veldt.program import Program
-from veldt.recipes import LadderConfig
 from veldt.run import Run, process_age
 from veldt.topologies.apex import apex
 

@@ -20,13 +20,13 @@ from veldt.actor import Actor
 from veldt.algorithms.base import Batch
 from veldt.algorithms.dpg import DPG, ActorCritic, flat
 from veldt.block import Schema
+from veldt.config import GaussianConfig
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.limiters import MinSize
 from veldt.params import LatestParams, Weights
 from veldt.policy import LocalPolicy
-from veldt.recipes import GaussianConfig
 from veldt.recorder import Recorder
 from veldt.selectors import Uniform
 from veldt.step import EnvSpec

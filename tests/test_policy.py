@@ -169,6 +169,9 @@ class Recurrent:
 
     window = Window(history=1)
 
+    def extras(self, env: EnvSpec) -> Any:
+        return {}
+
     def state(self, env: EnvSpec) -> Any:
         return {"h": spec((1,), np.float32)}
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from veldt import recipes
+from veldt.config import Config, override
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
-from veldt.recipes import RECIPES, Config
+from veldt.recipes import RECIPES
 from veldt.run import as_plain, flat
 from veldt.seeds import derive
 from veldt.selectors import Prioritized, Uniform
@@ -22,7 +23,7 @@ def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
     config = recipes.make(recipe, env)
     config.check()
     assert config.recipe == recipe and config.env == env
-    assert recipes.override(recipes.make(recipe, env), as_plain(config)) == config
+    assert override(recipes.make(recipe, env), as_plain(config)) == config
     assert RECIPES[recipe].__doc__
 
 
@@ -42,7 +43,7 @@ def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
     config = recipes.make("dqn", steps=5, **{"learner.lr": 1, "algorithm.hidden": [8, 9], "store.capacity": 700})
     assert (config.steps, config.learner.lr, config.algorithm.hidden, config.store.capacity) == (5, 1.0, (8, 9), "700")  # type: ignore[attr-defined]
     assert isinstance(config.learner.lr, float)
-    nested = recipes.override(config, {"learner": {"lr": 2.0, "batch": 3}, "envs_per_actor": 1})
+    nested = override(config, {"learner": {"lr": 2.0, "batch": 3}, "envs_per_actor": 1})
     assert (nested.learner.lr, nested.learner.batch, nested.envs_per_actor) == (2.0, 3, 1)
     assert recipes.make("dqn").steps == 60_000, "the recipe itself is not changed"
 

@@ -12,15 +12,15 @@ __version__ = "0.1.0"
 __all__ = ["Config", "EnvSpec", "Run", "UserError", "make_env", "recipe", "resume", "train"]
 
 if TYPE_CHECKING:
+    from veldt.config import Config
     from veldt.envs import make_env
     from veldt.errors import UserError
-    from veldt.recipes import Config
     from veldt.recipes import make as recipe
     from veldt.run import Run, resume, train
     from veldt.step import EnvSpec
 
 _HOME = {
-    "Config": "veldt.recipes:Config",
+    "Config": "veldt.config:Config",
     "EnvSpec": "veldt.step:EnvSpec",
     "Run": "veldt.run:Run",
     "UserError": "veldt.errors:UserError",

@@ -34,7 +34,9 @@ def _too_little_data(line: dict[str, Any]) -> str:
     """The learner waits for what actors make."""
     waits = f"The learner waits {percent(line['wait/learner'])} of its time for data"
     ratio = line.get("samples_per_insert", 0)
-    more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step" if ratio else ""
+    more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step"
+    if not ratio or line.get("store_once"):
+        more = ""
     env, policy = line.get("busy/env", 0.0), line.get("busy/policy", 0.0)
     if env >= policy:
         cause, faster = f"the actors spend {percent(env)} of theirs in environments", "faster environments"
@@ -48,10 +50,12 @@ def _too_little_data(line: dict[str, Any]) -> str:
 
 def _learner(line: dict[str, Any]) -> str:
     busy, waits = percent(line.get("busy/learner", 1.0)), percent(line["wait/actor"])
+    rate = f"lower store.samples_per_insert (now {line.get('samples_per_insert', 0):g}), use fewer actors"
+    if line.get("store_once"):  # every step is learned from, once
+        rate = "use a larger learner.batch, fewer actors"
     return (
         f"The learner is the bottleneck: it is busy {busy} of its time, and the actors wait {waits} of theirs for it: "
-        f"lower store.samples_per_insert (now {line.get('samples_per_insert', 0):g}), use fewer actors, a smaller network, "
-        "more --threads, or a GPU."
+        f"{rate}, a smaller network, more --threads, or a GPU."
     )
 
 

@@ -30,7 +30,7 @@ class LearnerConfig:
     batch: int = 64
     """Items in one update."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
-    """rmsprop is the papers' one, centred, with epsilon inside the square root."""
+    """rmsprop is the papers' one, with epsilon inside the square root."""
     lr: float = 1e-3
     """Learning rate."""
     anneal: bool = False
@@ -41,12 +41,16 @@ class LearnerConfig:
     """Decay of RMSProp's averages."""
     momentum: float = 0.0
     """Momentum of RMSProp."""
+    centered: bool = True
+    """RMSProp divides by the gradient's standard deviation (DQN), otherwise by its root mean square (A3C, IMPALA)."""
     clip_norm: float = 10.0
     """The gradient's norm is clipped to this; 0: not clipped."""
     target_every: int = 100
     """Updates between two copies to the target network."""
     publish_every: int = 4
     """Updates between two publications of the weights."""
+    publish_lag: int = 0
+    """Updates that published weights are behind on purpose, to see what lag does."""
     prefetch: int = 1
     """Batches drawn from the store at once; priorities come back that much later."""
     trim_every: int = 100
@@ -81,9 +85,12 @@ class Learner:
         self.bad = 0  # updates skipped because something was not finite
         self._bad_in_a_row = 0
         self.published = 0  # weights
+        self._late: deque[Weights] = deque()  # not published yet, by publish_lag
         self.spent = {"sample": 0.0}  # seconds
         self._latest: dict[str, torch.Tensor] = {}
         self._fetched: deque[Sample] = deque()
+        self._acted = algorithm.window.before  # the row of a window whose action is the first that it trains
+        self._lag = math.nan  # updates between acting and learning
         counters.put("learner_steps", 0)
         if params_.pull(-1) is None:  # otherwise we are born again: nobody acts with fresh weights meanwhile
             self._publish()
@@ -93,6 +100,8 @@ class Learner:
             return False
         sample = self._fetched.popleft()
         buffers = self._buffers.clone() if len(self._buffers) else None
+        if "version" in sample.rows:
+            self._lag = float(np.mean(self.steps - sample.rows["version"][:, self._acted]))
         batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
@@ -112,6 +121,7 @@ class Learner:
     def cut(self) -> bool:
         """At a checkpoint everyone has the newest weights and nothing is on its way, as after a resume."""
         self._fetched.clear()
+        self._late.clear()
         self._publish()
         return True
 
@@ -167,7 +177,7 @@ class Learner:
         if config.optimizer == "adam":
             return optim.Adam(weights, gradient, config.eps)
         if config.optimizer == "rmsprop":
-            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum)
+            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum, config.centered)
         return optim.SGD(weights, gradient)
 
     def _publish(self) -> None:
@@ -177,11 +187,19 @@ class Learner:
                 f"The learner diverged: its weights are not finite after {self.steps} updates. Lower learner.lr; the last "
                 "checkpoint is from before."
             )
-        self.params.publish(Weights(self.steps, vector))
+        weights = Weights(self.steps, vector)
+        if lag := self.config.publish_lag:
+            self._late.append(weights._replace(vector=vector.copy()))
+            while len(self._late) > 1 and self._late[1].version <= self.steps - lag:
+                self._late.popleft()
+            weights = self._late[0]
+        self.params.publish(weights)
         self.published += 1
 
     def metrics(self) -> dict[str, float]:
         told = {"skipped_updates": float(self.bad), "published": float(self.published)}
+        if not math.isnan(self._lag):
+            told["policy_lag"] = self._lag
         return told | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:

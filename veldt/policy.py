@@ -51,6 +51,7 @@ class LocalPolicy:
         self.version = -1
         self.steps = 0
         self._explored = np.zeros(0)  # how much each environment explored last
+        self._tells_version = "version" in algorithm.extras(env)
         self._history: dict[int, History] = {}
         self._state: dict[int, dict[str, torch.Tensor]] = {}
         self._ready: dict[int, Tree] = {}
@@ -61,19 +62,21 @@ class LocalPolicy:
         self.steps += 1
         if group not in self._history:
             n = len(step["first"])
-            self._history[group] = History(self.env, self.algorithm.window.history, n)
-            self._state[group] = {
-                name: torch.zeros(n, *column.shape, device=self.device)
-                for name, column in self.algorithm.state(self.env).items()
-            }
+            state = self.algorithm.state(self.env)
+            self._history[group] = History(self.env, self.algorithm.window.history, n, rewards=bool(state))
+            self._state[group] = {name: torch.zeros(n, *c.shape, device=self.device) for name, c in state.items()}
         rows = self._history[group].append(step)
         amount = self._amount(len(step["first"]))
         tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
         if self.device != "cpu":
             tensors = {name: x.to(self.device) for name, x in tensors.items()}
         # No parameter wants a gradient, so there is no graph to switch off.
-        out, state = self.algorithm.act(self.net, tensors, self._before(group, step), amount, self.rng)
-        self._state[group] = state
+        before = self._before(group, step)
+        out, self._state[group] = self.algorithm.act(self.net, tensors, before, amount, self.rng)
+        for name, tensor in before.items():
+            out[name] = tensor.cpu().numpy()
+        if self._tells_version:
+            out["version"] = np.full(len(amount), self.version)
         self._ready[group] = out
         return True
 
@@ -118,8 +121,8 @@ class LocalPolicy:
         if not len(self._explored) or isinstance(self.explore, float | int):
             return {}
         lag = max(0, self.counters.get("learner_steps") - max(0, self.version))
-        name = getattr(self.algorithm, "exploration", "epsilon")
-        return {"lag_updates": float(lag), name: float(self._explored.mean())}
+        name = getattr(self.algorithm, "exploration", "epsilon")  # empty: there is no such number
+        return {"lag_updates": float(lag)} | ({name: float(self._explored.mean())} if name else {})
 
     def state(self) -> dict[str, Any]:
         return {"rng": self.rng.bit_generator.state, "steps": self.steps}
@@ -130,13 +133,17 @@ class LocalPolicy:
 
 
 class History:
-    """The last `history` records of n environments, as rows [n, history, ...] that a window function can read."""
+    """The last `history` records of n environments, as rows [n, history, ...] that a window function can read.
 
-    def __init__(self, env: EnvSpec, history: int, n: int) -> None:
+    Rewards are among them where the network sees them: if it is recurrent.
+    """
+
+    def __init__(self, env: EnvSpec, history: int, n: int, rewards: bool = False) -> None:
         self.history, self.at = history, history - 1
-        self.names = list(env.observation)
+        others = ("reward",) if rewards else ()
+        self.names = [*env.observation, *others]
         room = 1 if history == 1 else 8 * history
-        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid")}
+        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
         self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
 
     def append(self, step: Tree) -> Tree:

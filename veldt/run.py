@@ -29,6 +29,7 @@ from veldt import callables, params, recipes
 from veldt.actor import Evaluation, evaluate
 from veldt.bottleneck import bottleneck
 from veldt.checkpoint import Checkpoints, exclusive
+from veldt.config import Config, override
 from veldt.counters import Counters
 from veldt.envs import EnvLike
 from veldt.envs.atari import find_protocol
@@ -39,17 +40,17 @@ from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import Program
 from veldt.rates import Rates
-from veldt.recipes import Config
 from veldt.runtime import Inline, Nodes, Runtime, zygote
 from veldt.runtime.local import Local
 from veldt.seeds import derive
 from veldt.step import EnvSpec
 from veldt.topologies.apex import apex
+from veldt.topologies.impala import impala
 from veldt.topologies.single import single
 
 log = logging.getLogger("veldt")
 
-TOPOLOGIES: dict[str, Callable[[Program, Config, EnvSpec], None]] = {"single": single, "apex": apex}
+TOPOLOGIES: dict[str, Callable[[Program, Config, EnvSpec], None]] = {"single": single, "apex": apex, "impala": impala}
 EVALUATION_S = 0.1  # between two lines for the sake of an evaluation
 MEMORY_S = 2.0  # between two looks at the memory of all processes
 LONGEST_RATE_S = 10.0  # that a rate is taken over, where lines are further apart
@@ -142,7 +143,7 @@ def train(
         overrides["algorithm.network_from"] = callables.name_of(network)
     name = callables.name_of(env) if callable(env) else env
     if isinstance(recipe, Config):
-        config = recipes.override(recipe, overrides | ({"env": name} if name else {}))
+        config = override(recipe, overrides | ({"env": name} if name else {}))
     else:
         config = recipes.make(recipe, name or "CartPole-v1", **overrides)
     config.check()
@@ -154,7 +155,7 @@ def resume(run: str | Path, quiet: bool = False, **overrides: Any) -> Run:
     path = Path(run)
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is not a run directory: it has no config.yaml.")
-    config = recipes.override(load_config(path / "config.yaml"), overrides)
+    config = override(load_config(path / "config.yaml"), overrides)
     config.check()
     return Session(config, path, quiet).run()
 
@@ -179,7 +180,7 @@ def load_config(path: Path) -> Config:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, as config.yaml of a run does.")
     recipe = str(values.get("recipe", "dqn"))
-    config: Config = recipes.override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
+    config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
     return config
 
 
@@ -234,6 +235,7 @@ class Session:
             "samples_per_insert": config.store.samples_per_insert,
             "store_capacity": size.capacity,
             "store_min_size": config.store.min_size,
+            "store_once": config.store.selector == "fifo",
         }
         program = Program()
         TOPOLOGIES[config.topology](program, config, env)
@@ -458,11 +460,11 @@ class Session:
         actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
         say(
             f"acting: {actors} environments, {config.actor}; learning: {learner.optimizer}, rate {learner.lr:g}"
-            f"{' to 0' if learner.anneal else ''}, target every {learner.target_every:,} updates"
+            f"{' to 0' if learner.anneal else ''}"
         )
         say(f"memory: about {format_bytes(self.memory)} in all when the store is full")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")
-        if config.runtime == "inline" and 0 < config.checkpoint.every < config.envs_per_actor * config.actor.block:
+        if config.runtime == "inline" and 0 < config.checkpoint.every < config.envs_per_actor * config.schema(env).fresh:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(size.nbytes))
         if self.checkpoint is not None:
@@ -471,6 +473,8 @@ class Session:
 
     def _rate(self) -> str:
         store, batch = self.config.store, self.config.learner.batch
+        if store.selector == "fifo":
+            return f"each used once, in updates of {batch}"
         if not store.samples_per_insert:
             return f"updates of {batch} as fast as they come"
         most = "" if store.actors_wait else "at most "

@@ -54,10 +54,10 @@ import numpy as np
 import yaml
 
 from veldt import recipes
+from veldt.config import Config
 from veldt.errors import UserError, did_you_mean
 from veldt.log import read_metrics
 from veldt.memory import available_memory, format_bytes
-from veldt.recipes import Config
 from veldt.run import MAY_CHANGE, as_plain, check_device, flat, load_config
 from veldt.view import format_seconds
 

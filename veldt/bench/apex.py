@@ -19,9 +19,9 @@ from typing import Any
 
 from veldt import recipes
 from veldt.bench.timing import machine
+from veldt.config import Config
 from veldt.errors import UserError
 from veldt.program import Program
-from veldt.recipes import Config
 from veldt.runtime import Nodes
 from veldt.runtime.local import Local
 from veldt.topologies.apex import apex

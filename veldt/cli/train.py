@@ -10,9 +10,10 @@ import tyro
 
 from veldt import recipes
 from veldt.cli.parse import parse
+from veldt.config import Config, override
 from veldt.envs import is_atari
 from veldt.errors import UserError
-from veldt.recipes import RECIPES, Config
+from veldt.recipes import RECIPES
 from veldt.run import as_plain, load_config, train
 
 EXAMPLE = """
@@ -64,7 +65,7 @@ def _defaults(recipe: str, flags: list[str]) -> Config:
         values.pop("recipe"), values.pop("env")
         if not is_atari(env):
             values.pop("protocol")
-    config: Config = recipes.override(recipes.make(recipe, env or "CartPole-v1"), values)
+    config: Config = override(recipes.make(recipe, env or "CartPole-v1"), values)
     return config
 
 

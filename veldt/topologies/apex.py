@@ -13,37 +13,22 @@ from __future__ import annotations
 from typing import Any
 
 from veldt.actor import Actor
+from veldt.config import Config
 from veldt.counters import Counters
-from veldt.learner import Learner
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import INCARNATION, MEMORY, Program
-from veldt.recipes import Config
 from veldt.recorder import Recorder
 from veldt.seeds import derive
 from veldt.step import EnvSpec
-from veldt.topologies.single import add_evaluator
+from veldt.topologies.single import add_evaluator, add_learner
 
 
 def apex(program: Program, config: Config, env: EnvSpec) -> None:
     counters = program.add("counters", Counters)
     params = program.add("params", LatestParams)
     store = program.add("store", config.make_store, config.schema(env), MEMORY)
-    program.add(
-        "learner",
-        Learner,
-        config.algorithm,
-        env,
-        store,
-        params,
-        counters,
-        config.learner,
-        config.steps,
-        derive(config.seed, "learner"),
-        config.device,
-        on=store,
-        threads=config.threads,
-    )
+    add_learner(program, config, env, store, params, counters)
     add_actors(program, config, env, store, params, counters)
     if config.eval.every:
         add_evaluator(program, config, env, params, counters)
@@ -64,7 +49,7 @@ def add_actors(program: Program, config: Config, env: EnvSpec, store: Any, param
             counters,
             explore,
             derive(seed, "policy", i),
-            config.actor.refresh,
+            config.refresh,
         )
         recorder = program.add(
             f"recorder/{i}",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from veldt.actor import Actor, Evaluator
+from veldt.config import Config
 from veldt.counters import Counters
 from veldt.learner import Learner
 from veldt.params import LatestParams
 from veldt.policy import LocalPolicy
 from veldt.program import INCARNATION, MEMORY, Program
-from veldt.recipes import Config
 from veldt.recorder import Recorder
 from veldt.seeds import derive
 from veldt.step import EnvSpec
@@ -24,22 +24,7 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     counters = program.add("counters", Counters)
     params = program.add("params", LatestParams)
     store = program.add("store", config.make_store, schema, MEMORY)
-    # The learner comes before the policies: the first weights are its own.
-    learner = program.add(
-        "learner",
-        Learner,
-        algorithm,
-        env,
-        store,
-        params,
-        counters,
-        config.learner,
-        config.steps,
-        derive(seed, "learner"),
-        config.device,
-        on=store,
-        threads=config.threads,
-    )
+    learner = add_learner(program, config, env, store, params, counters)
     explore = config.actor.explore(0, config.envs_per_actor, config.envs_per_actor)
     policy_seed = derive(seed, "policy", 0)
     policy = program.add("policy/0", LocalPolicy, algorithm, env, params, counters, explore, policy_seed, on=learner)
@@ -59,6 +44,25 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
     )
     if config.eval.every:
         add_evaluator(program, config, env, params, counters)
+
+
+def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
+    """In the store's process, and before the policies: the first weights are its own."""
+    return program.add(
+        "learner",
+        Learner,
+        config.algorithm,
+        env,
+        store,
+        params,
+        counters,
+        config.learner,
+        config.steps,
+        derive(config.seed, "learner"),
+        config.device,
+        on=store,
+        threads=config.threads,
+    )
 
 
 def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any) -> None:

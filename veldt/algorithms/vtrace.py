@@ -1,0 +1,226 @@
+"""IMPALA (Espeholt et al., Scalable distributed deep-RL with importance weighted actor-learner architectures, 2018): an
+actor-critic whose actors lag behind its learner, corrected by V-trace.
+
+paper                                       here                                 equation
+unrolls of n steps, each used once          `unroll`; the store is a queue
+behaviour policy mu                         the column `logits`, recorded when the action was drawn
+rho_t, c_t                                  `ratio`, clipped                     min(1, pi(a_t | x_t) / mu(a_t | x_t))
+value target v_s, policy-gradient advantage see `returns.vtrace`
+loss                                        -A log pi + baseline_cost (v - V)^2 / 2 - entropy_cost H(pi)
+LSTM over features, last action and reward  `lstm`; reset where an episode begins
+"no correction", "1-step importance sampling" of the paper's comparison          `correction`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veldt.algorithms.base import Batch, Loss, Tensors
+from veldt.block import Schema, Window, observation, observations, trainable
+from veldt.distributions import Distribution, distribution_for
+from veldt.errors import UserError
+from veldt.nets import LSTM, features_of, torso_for
+from veldt.returns import VTrace, vtrace
+from veldt.step import EnvSpec
+from veldt.tree import Array, Spec, Tree, spec
+
+H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network sees it
+
+
+class PolicyAndValue(nn.Module):
+    """A torso, an LSTM if `lstm` > 0, and a linear head: observations -> parameters of the policy [..., P], value [...]."""
+
+    def __init__(self, torso: nn.Module, distribution: Distribution, lstm: int) -> None:
+        super().__init__()
+        self.torso, self.distribution = torso, distribution
+        features = features_of(torso)
+        self.core = LSTM(features + distribution.encoded + 1, lstm) if lstm else None
+        self.head = nn.Linear(lstm or features, distribution.size + 1)
+        with torch.no_grad():  # a policy that begins near uniform
+            self.head.weight[:-1] *= 0.1
+            self.head.bias.zero_()
+
+    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """Of rows [B, ...]."""
+        return self._out(self.torso(obs))
+
+    def unroll(
+        self, obs: Any, taken: Tensor, reward: Tensor, first: Tensor, state: Tensors
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """With the LSTM, of rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]; and the state
+        after them."""
+        assert self.core is not None
+        features = self.torso(_flat(obs)).unflatten(0, first.shape)
+        x = torch.cat((features, taken, reward.clamp(-1, 1)[:, :, None]), 2)
+        y, h, c = self.core(x, state[H], state[C], first)
+        return *self._out(y), {H: h, C: c}
+
+    def _out(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.head(x)
+        return self.distribution.normalize(out[..., :-1]), out[..., -1]
+
+
+@dataclass(frozen=True)
+class VTraceActorCritic:
+    gamma: float = 0.99
+    """Discount of a reward one step later."""
+    unroll: int = 20
+    """Steps of an unroll: what an actor sends at once, and the longest return before the bootstrap."""
+    history: int = 1
+    """Observations stacked for the network, the current one included."""
+    clip_reward: float = 0.0
+    """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
+    stacked: tuple[str, ...] = ()
+    """Keys of a Dict observation that history stacks (none given: all)."""
+    lstm: int = 0
+    """Units of an LSTM over the features, the last action and the last reward; 0: none."""
+    correction: Literal["vtrace", "one-step", "none"] = "vtrace"
+    """For actors that lag behind; one-step: only the policy gradient is weighted; none: nothing is."""
+    clip_rho: float = 1.0
+    """Largest importance weight of a step; it decides which policy the values are of."""
+    clip_c: float = 1.0
+    """Largest weight that a step passes back; it decides how fast, not where to."""
+    lambda_: float = 1.0
+    """How far corrections are passed back: 1 as the paper, less makes them shorter."""
+    baseline_cost: float = 0.5
+    """Weight of the value's loss."""
+    entropy_cost: float = 0.01
+    """Weight of the policy's entropy, which keeps it exploring."""
+    sum_losses: bool = False
+    """Losses are summed over all steps of a batch, as in the paper; otherwise averaged."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Hidden layers for vector observations."""
+    convnet: Literal["auto", "nature", "minatar", "impala", "impala-shallow", "mlp"] = "auto"
+    """Network for images; auto: impala-shallow for uint8 of at least 36 x 36, minatar for small ones, else mlp."""
+
+    exploration: ClassVar[str] = ""  # the policy explores by itself
+
+    @property
+    def window(self) -> Window:
+        return Window(history=self.history, length=self.unroll, stride=self.unroll, lookahead=1)
+
+    def check(self, env: EnvSpec) -> None:
+        distribution_for(env, "impala")
+        if self.unroll < 1 or self.history < 1 or self.lstm < 0 or not all(size > 0 for size in self.hidden):
+            raise UserError("impala needs unroll >= 1, history >= 1, lstm >= 0 and hidden layers of at least one unit.")
+        for name in ("gamma", "lambda_"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"algorithm.{name} must be from 0 to 1, not {getattr(self, name)}.")
+        for name in ("clip_reward", "clip_rho", "clip_c", "baseline_cost", "entropy_cost"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"algorithm.{name} must not be negative, but it is {getattr(self, name)}.")
+        if self.clip_rho < self.clip_c:
+            raise UserError(f"algorithm.clip_c ({self.clip_c}) must not be greater than clip_rho ({self.clip_rho}).")
+
+    def extras(self, env: EnvSpec) -> Spec:
+        distribution = distribution_for(env, "impala")
+        own = {"logits": spec((distribution.size,), np.float32), "version": spec((), np.int64)}
+        return own | distribution.extras
+
+    def state(self, env: EnvSpec) -> Spec:
+        if not self.lstm:
+            return {}
+        widths = {H: self.lstm, C: self.lstm, TAKEN: distribution_for(env, "impala").encoded}
+        return {name: spec((width,), np.float32) for name, width in widths.items()}
+
+    def network(self, env: EnvSpec) -> nn.Module:
+        torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, large="impala-shallow")
+        return PolicyAndValue(torso, distribution_for(env, "impala"), self.lstm)
+
+    def act(
+        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
+    ) -> tuple[Tree, Tensors]:
+        """With probability explore[i] environment i draws from the policy, and takes what is likeliest otherwise."""
+        assert isinstance(net, PolicyAndValue)
+        obs = observation(rows, self.history - 1, self.history, self.stacked)
+        if not self.lstm:
+            logits = net(obs)[0].cpu().numpy()  # [n, P]
+            return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
+        reward = rows["reward"][:, -1:]  # [n, 1]
+        goes_on = torch.zeros(reward.shape, dtype=torch.bool, device=reward.device)  # the state is that before this row
+        logits, _, after = net.unroll(_each(obs, lambda x: x[:, None]), state[TAKEN][:, None], reward, goes_on, state)
+        logits = logits[:, 0].cpu().numpy()
+        out = {"logits": logits, **net.distribution.draw(logits, explore, rng)}
+        taken = torch.from_numpy(out[net.distribution.taken]).to(reward.device)
+        return out, after | {TAKEN: net.distribution.encode(taken)}
+
+    def priority(self, columns: Tree, schema: Schema) -> Array | None:
+        return None
+
+    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
+        """Of unrolls [B, T + 1]: the steps 0 ... T - 1 train, the row T bootstraps them."""
+        assert isinstance(net, PolicyAndValue)
+        distribution, at = net.distribution, self.history - 1
+        parameters, value = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
+        pi, mu = parameters[:, :-1], batch["logits"][:, at:-1]
+        taken = batch[distribution.taken][:, at:-1]  # [B, T, ...]
+        log_pi = distribution.log_prob(pi, taken)  # [B, T]
+        trains = trainable(batch.host["valid"][:, at:], batch.host["last"][:, at:], 1)  # [B, T]
+        with torch.no_grad():
+            log_ratio = log_pi - distribution.log_prob(mu, taken)
+            ratio = log_ratio.clamp(-20, 20).exp()
+            learned = self._returns(batch, value.detach(), trains, ratio)
+            kl = distribution.kl(mu, pi)
+        mask = torch.from_numpy(trains).to(value)
+        entropy = distribution.entropy(pi)
+        each = (
+            self.baseline_cost * 0.5 * (learned.target - value[:, :-1]).square()
+            - learned.advantage * log_pi
+            - self.entropy_cost * entropy
+        )
+        steps = max(1, int(trains.sum()))
+        loss = (each * mask).sum() / (1 if self.sum_losses else steps)
+        metrics = {
+            "loss": loss.detach(),
+            "entropy": (entropy.detach() * mask).sum() / steps,
+            "value_mean": (value.detach()[:, :-1] * mask).sum() / steps,
+            "value_loss": 0.5 * ((learned.target - value.detach()[:, :-1]).square() * mask).sum() / steps,
+            "kl": (kl * mask).sum() / steps,
+            "ratio_clipped": ((ratio > self.clip_rho) * mask).sum() / steps,
+        }
+        return Loss({"": loss}, torch.zeros(len(value)), metrics)
+
+    def _forward(self, net: PolicyAndValue, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Parameters of the policy [B, T + 1, P] and values [B, T + 1]."""
+        at = self.history - 1
+        obs = observations(batch, self.history, self.stacked)  # [B, T + 1, ...]
+        first = batch["first"][:, at:]
+        if not self.lstm:
+            parameters, value = net(_flat(obs))
+            return parameters.unflatten(0, first.shape), value.unflatten(0, first.shape)
+        starts = batch.starts
+        encoded = net.distribution.encode(batch[net.distribution.taken][:, at:-1])  # [B, T, E], of the row before
+        taken = torch.cat((starts[TAKEN][:, None], encoded), 1) * (~first)[:, :, None]
+        parameters, value, _ = net.unroll(obs, taken, batch["reward"][:, at:], first, starts)
+        return parameters, value
+
+    def _returns(self, batch: Batch, value: Tensor, trains: Array, ratio: Tensor) -> VTrace:
+        """In numpy on a CPU: a loop over time is faster compiled."""
+        reward, discount = (batch.host[name][:, self.history - 1 :] for name in ("reward", "discount"))
+        if self.clip_reward:
+            reward = reward.clip(-self.clip_reward, self.clip_reward)
+        trusted = ratio if self.correction == "vtrace" else torch.ones_like(ratio)
+        how = (self.gamma, self.lambda_, self.clip_rho, self.clip_c, self.clip_rho)
+        if value.device.type == "cpu":
+            found = vtrace(value.numpy(), reward, discount, trains, trusted.numpy(), *how)
+            out = VTrace(*map(torch.from_numpy, found))
+        else:
+            r, d, t = (torch.from_numpy(x).to(value.device) for x in (reward, discount, trains))
+            out = vtrace(value, r, d, t, trusted, *how)
+        if self.correction == "one-step":
+            return out._replace(advantage=out.advantage * ratio.clamp(max=self.clip_rho))
+        return out
+
+
+def _flat(obs: Any) -> Any:
+    """Rows [B, T, ...] as [B * T, ...]."""
+    return _each(obs, lambda x: x.flatten(0, 1))
+
+
+def _each(obs: Any, function: Any) -> Any:
+    return {key: function(x) for key, x in obs.items()} if isinstance(obs, dict) else function(obs)
