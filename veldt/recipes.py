@@ -208,15 +208,15 @@ def impala(env: str) -> Config:
         recipe="impala",
         topology="impala",
         env=env,
-        steps=4_000_000 if image else 500_000,
+        steps=4_000_000 if image else 300_000,
         actors=2,
         runtime="local",
-        algorithm=VTraceActorCritic(entropy_cost=0.01),
+        algorithm=VTraceActorCritic(normalize=True),
         actor=UnrollConfig(),
         store=_queue(16 * 20),
         learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
-        eval=EvalConfig(every=200_000 if image else 50_000, episodes=20, max_length=10_000),
-        checkpoint=CheckpointConfig(every=500_000 if image else 200_000),
+        eval=EvalConfig(every=200_000 if image else 30_000, episodes=20, max_length=10_000),
+        checkpoint=CheckpointConfig(every=500_000 if image else 100_000),
     )
 
 

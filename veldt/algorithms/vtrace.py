@@ -32,8 +32,17 @@ from veldt.tree import Array, Spec, Tree, spec
 H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network sees it
 
 
+SLOWEST = 0.01  # part of a batch's in the mean square of value targets; at first it is the mean of all batches
+
+
 class PolicyAndValue(nn.Module):
-    """A torso, an LSTM if `lstm` > 0, and a linear head: observations -> parameters of the policy [..., P], value [...]."""
+    """A torso, an LSTM if `lstm` > 0, and a linear head: observations -> parameters of the policy [..., P], value [...].
+
+    The value is in units of `scale`, the root mean square of what it has learned so far, where that is more than 1.
+    """
+
+    square: Tensor  # [], mean square of value targets
+    batches: Tensor  # [], that it is the mean of
 
     def __init__(self, torso: nn.Module, distribution: Distribution, lstm: int) -> None:
         super().__init__()
@@ -44,6 +53,17 @@ class PolicyAndValue(nn.Module):
         with torch.no_grad():  # a policy that begins near uniform
             self.head.weight[:-1] *= 0.1
             self.head.bias.zero_()
+        self.register_buffer("square", torch.zeros(()))
+        self.register_buffer("batches", torch.zeros(()))
+
+    @property
+    def scale(self) -> Tensor:
+        return self.square.sqrt().clamp_min(1)
+
+    def see(self, mean_square: Tensor) -> None:
+        """Of the value targets of one more batch."""
+        self.batches += 1
+        self.square.lerp_(mean_square, (1 / self.batches).clamp_min(SLOWEST))
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Of rows [B, ...]."""
@@ -91,6 +111,8 @@ class VTraceActorCritic:
     """Weight of the value's loss."""
     entropy_cost: float = 0.01
     """Weight of the policy's entropy, which keeps it exploring."""
+    normalize: bool = False
+    """Values and advantages are learned in units of the returns' root mean square, where that is more than 1."""
     sum_losses: bool = False
     """Losses are summed over all steps of a batch, as in the paper; otherwise averaged."""
     hidden: tuple[int, ...] = (64, 64)
@@ -156,7 +178,9 @@ class VTraceActorCritic:
         """Of unrolls [B, T + 1]: the steps 0 ... T - 1 train, the row T bootstraps them."""
         assert isinstance(net, PolicyAndValue)
         distribution, at = net.distribution, self.history - 1
-        parameters, value = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
+        parameters, raw = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
+        scale = net.scale.clone() if self.normalize else torch.ones((), device=raw.device)
+        value = raw * scale
         pi, mu = parameters[:, :-1], batch["logits"][:, at:-1]
         taken = batch[distribution.taken][:, at:-1]  # [B, T, ...]
         log_pi = distribution.log_prob(pi, taken)  # [B, T]
@@ -167,13 +191,15 @@ class VTraceActorCritic:
             learned = self._returns(batch, value.detach(), trains, ratio)
             kl = distribution.kl(mu, pi)
         mask = torch.from_numpy(trains).to(value)
+        steps = max(1, int(trains.sum()))
+        if self.normalize:
+            net.see((learned.target.square() * mask).sum() / steps)
         entropy = distribution.entropy(pi)
         each = (
-            self.baseline_cost * 0.5 * (learned.target - value[:, :-1]).square()
-            - learned.advantage * log_pi
+            self.baseline_cost * 0.5 * ((learned.target - value[:, :-1]) / scale).square()
+            - learned.advantage / scale * log_pi
             - self.entropy_cost * entropy
         )
-        steps = max(1, int(trains.sum()))
         loss = (each * mask).sum() / (1 if self.sum_losses else steps)
         metrics = {
             "loss": loss.detach(),
