@@ -26,8 +26,8 @@ from veldt.config import Config
 from veldt.envs.small import Counter
 from veldt.learner import Learner
 from veldt.program import Node, Program
+from veldt.run import TOPOLOGIES
 from veldt.runtime import zygote
-from veldt.topologies.apex import apex
 
 log = logging.getLogger("veldt")
 
@@ -46,6 +46,16 @@ SMALL: dict[str, Any] = {
 }
 
 
+# The same as an IMPALA: a queue of unrolls.
+UNROLLS: dict[str, Any] = {
+    "algorithm.unroll": 8,
+    "store.capacity": "1_000",
+    "store.min_size": 0,
+    "store.samples_per_insert": 1.0,
+    "learner.batch": 8,
+}
+
+
 class Net(torch.nn.Module):
     """Action values of a Counter, from the time and the last action alone: the others are too large to learn from."""
 
@@ -57,12 +67,18 @@ class Net(torch.nn.Module):
         return self.layer(obs[..., 2:].float() / 12)
 
 
-def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, **changes: Any) -> Config:
-    """A small Ape-X. `env` may be a callable."""
+def settings_of(recipe: str) -> dict[str, Any]:
+    if recipe != "impala":
+        return SMALL
+    return {name: x for name, x in SMALL.items() if name != "actor.block"} | UNROLLS
+
+
+def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, recipe: str = "apex-dqn", **changes: Any) -> Config:
+    """A small Ape-X or IMPALA. `env` may be a callable."""
     from veldt import callables
 
     name = env if isinstance(env, str) else callables.name_of(env)
-    config = recipes.make("apex-dqn", name, **SMALL | changes)
+    config = recipes.make(recipe, name, **settings_of(recipe) | changes)
     return config if algorithm is None else dataclasses.replace(config, algorithm=algorithm)
 
 
@@ -71,7 +87,7 @@ def program_of(config: Config, learner: Callable[..., Any] | None = None, *args:
     envs = config.envs()
     envs.close()
     program = Program()
-    apex(program, config, envs.spec)
+    TOPOLOGIES[config.topology](program, config, envs.spec)
     if learner is not None:
         store, counters = program.nodes["learner"].args[2], program.nodes["learner"].args[4]
         program.nodes["learner"] = Node("learner", learner, (store, counters, *args), {}, on="store")
@@ -184,8 +200,8 @@ def _mix(*numbers: Any) -> Any:
     return h
 
 
-def corrupt(rows: dict[str, Any], at: int = 0, longest: int = 12) -> Any:
-    """Which of n windows [n, T] of a Counter are not what happened: bool [n]. Row `at` is the one that trains."""
+def corrupt(rows: dict[str, Any], at: int | None = 0, longest: int = 12) -> Any:
+    """Which of n windows [n, T] of a Counter are not what happened: bool [n]. Row `at` trains; None: many may."""
     env, episode, t, came_by = np.moveaxis(rows["obs"], -1, 0)
     valid, h = rows["valid"], _mix(env, episode, 1)
     last = t == np.where(h % np.uint64(4) == 0, 1, 1 + ((h >> np.uint64(8)) % np.uint64(longest)).astype(np.int64))
@@ -198,7 +214,8 @@ def corrupt(rows: dict[str, Any], at: int = 0, longest: int = 12) -> Any:
     goes_on = (episode[after] == episode[before]) & (t[after] == t[before] + 1) & (came_by[after] == rows["action"][before])
     follows = (env[after] == env[before]) & np.where(last[before], begins, goes_on)
     broken = valid[before] & valid[after] & ~follows
-    return (wrong & valid).any(1) | broken.any(1) | ~valid[:, at] | rows["last"][:, at]
+    trains = valid & ~rows["last"]
+    return (wrong & valid).any(1) | broken.any(1) | ~(trains[before].any(1) if at is None else trains[:, at])
 
 
 class Checker:
@@ -213,7 +230,8 @@ class Checker:
         sample = self.store.sample(self.batch)
         if sample is None:
             return False
-        bad = corrupt(sample.rows, self.store.schema.window.before)
+        window = self.store.schema.window
+        bad = corrupt(sample.rows, window.before if window.slices else None)
         if bad.any():
             which = int(np.flatnonzero(bad)[0])
             log.error("corrupt: %s", {name: x[which].tolist() for name, x in sample.rows.items()})

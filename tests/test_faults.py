@@ -35,6 +35,7 @@ from veldt.runtime import zygote
 from veldt.runtime.local import Local
 
 HERE = Path(__file__).parent
+RECIPES = ["apex-dqn", "impala"]  # a store that is sampled, and a queue
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -127,17 +128,20 @@ def test_the_oracle_finds_every_number_that_is_not_what_happened() -> None:
 # Killed processes.
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kills", lives(6, 60))
-def test_killed_actors_come_back_and_no_window_is_corrupt(kills: int) -> None:
+def test_killed_actors_come_back_and_no_window_is_corrupt(kills: int, recipe: str) -> None:
     rng = np.random.default_rng(kills)
     took: list[float] = []
+    share = 1 / 8 if recipe == "impala" else 1.0  # a window has as many steps, and comes once
 
     def scenario(nodes: Any) -> Iterator[None]:
         verdict = Verdict(nodes)
         began, begun = time.monotonic(), nodes.count("env_steps")
         for kill in range(kills):
             name = f"actor/{rng.integers(4)}"
-            yield from wait(verdict.more(int(rng.integers(300, 3_000 if kills < 60 else 15_000))), 30, f"before {kill}")
+            most = 3_000 if kills < 60 else 15_000
+            yield from wait(verdict.more(int(rng.integers(300, most) * share)), 30, f"before {kill}")
             life = child(nodes, name).incarnation
             chaos.kill(nodes, name)
             killed = time.monotonic()
@@ -148,24 +152,26 @@ def test_killed_actors_come_back_and_no_window_is_corrupt(kills: int) -> None:
             yield from wait(lambda: steps_of(nodes, name) > steps + 150, 10, "it is well")  # noqa: B023
             latest = nodes.state()["store"]["latest"][name.partition("/")[2]]
             assert latest[0] == child(nodes, name).incarnation == life + 1, "the store has blocks of its new life"
-        yield from wait(verdict.more(3_000), 30, "after the last kill")
+        yield from wait(verdict.more(int(3_000 * share)), 30, "after the last kill")
         elapsed = time.monotonic() - began
         assert verdict.seen["restarts"] == kills
-        assert chaos.check_blocks(nodes.snapshot()) > 500
+        assert chaos.check_blocks(nodes.snapshot()) > 500 or recipe == "impala", "a queue may be empty"
         rate = (nodes.count("env_steps") - begun) / elapsed
         print(
             f"\n{kills} kills: restarts {percentiles(took)}; {verdict.seen['checked']:,.0f} windows checked, 0 corrupt; "
             f"{rate:,.0f} env steps/s, about {100 * sum(took) / (4 * elapsed):.1f} % of all lost"
         )
 
-    play(Local(), program_of(config_of(actors=4), Checker), scenario, 60 + 10 * kills)
+    batch = 8 if recipe == "impala" else 256
+    play(Local(), program_of(config_of(actors=4, recipe=recipe), Checker, batch), scenario, 60 + 10 * kills)
     assert np.percentile(took, 95) <= 4.0
 
 
-def test_a_process_killed_while_it_is_built_and_several_at_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_process_killed_while_it_is_built_and_several_at_once(recipe: str, caplog: pytest.LogCaptureFixture) -> None:
     def scenario(nodes: Any) -> Iterator[None]:
         verdict = Verdict(nodes)
-        yield from wait(verdict.more(1_000), 20, "it runs")
+        yield from wait(verdict.more(300), 20, "it runs")
         for _ in range(3):  # the successor is killed as soon as it is seen
             pid = chaos.kill(nodes, "actor/0")
             yield from wait(lambda: child(nodes, "actor/0").pid not in (0, pid), 10, "a new life")  # noqa: B023
@@ -177,15 +183,17 @@ def test_a_process_killed_while_it_is_built_and_several_at_once(caplog: pytest.L
         goals = {name: steps_of(nodes, name) + 150 for name in ("actor/0", "actor/1")}
         yield from wait(lambda: all(steps_of(nodes, name) > goal for name, goal in goals.items()), 20, "all step")
         verdict.seen.clear()
-        yield from wait(verdict.more(3_000), 20, "all is well")
+        yield from wait(verdict.more(1_000), 20, "all is well")
 
-    play(Local(), program_of(config_of(), Checker), scenario)
+    play(Local(), program_of(config_of(recipe=recipe), Checker, 8), scenario)
     assert "actor/0 ended (killed by SIGKILL, perhaps for want of memory); started again" in caplog.text
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kills", lives(2, 10))
-def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, caplog: pytest.LogCaptureFixture) -> None:
-    program = program_of(config_of(**{"store.capacity": "400_000", "store.samples_per_insert": 4.0}))
+def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, recipe: str, caplog: pytest.LogCaptureFixture) -> None:
+    keeps_all = {"store.capacity": "400_000", "store.samples_per_insert": 4.0} if recipe == "apex-dqn" else {}
+    program = program_of(config_of(recipe=recipe, **keeps_all))
     program.nodes["learner"] = dataclasses.replace(program.nodes["learner"], build=chaos.Witness)
     took: list[float] = []
     lost: list[int] = []
@@ -214,8 +222,11 @@ def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, caplog: pyt
             assert f"witness {saved['steps']} {chaos.fingerprint(saved)}" in caplog.text
             after = nodes.snapshot()
             counts = after.state()["store"]["counts"]
-            assert counts["oldest"] == 0 and counts["next"] >= before["next"] and counts["size"] >= before["size"]
-            assert chaos.check_blocks(after) >= counts["next"] * 8
+            assert counts["next"] >= before["next"] and counts["duplicates"] == 0
+            checked = chaos.check_blocks(after)
+            if keeps_all:
+                assert counts["oldest"] == 0 and counts["size"] >= before["size"]
+                assert checked >= counts["next"] * 8
         assert {name: child(nodes, name).pid for name in actors} == actors, "no actor has died"
         print(f"\n{kills} kills of the learner: first update after {percentiles(took)}; updates lost: {lost}")
 
@@ -223,9 +234,11 @@ def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, caplog: pyt
     assert max(took) <= 10.0
 
 
-def test_a_state_is_loaded_though_processes_die_meanwhile() -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_state_is_loaded_though_processes_die_meanwhile(recipe: str) -> None:
     saved: dict[str, Any] = {}
-    program = program_of(config_of(**{"store.samples_per_insert": 4.0}))
+    changes = {"store.samples_per_insert": 4.0} if recipe == "apex-dqn" else {}
+    program = program_of(config_of(recipe=recipe, **changes))
 
     def scenario(nodes: Any) -> Iterator[None]:
         yield from wait(lambda: nodes.count("learner_steps") > 30, 20, "it learns")

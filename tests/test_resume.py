@@ -20,8 +20,25 @@ from veldt.run import Run
 STEPS = {10: 30_000, 2: 8_000}  # by the number of kills
 
 
-def start(path: Path, changes: dict[str, object]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "veldt", "train", "dqn", "--env", "CartPole-v1", "--run", str(path), "--quiet"]
+# By recipe: what is not as `tiny` has it. None: a setting that the recipe has not.
+UNROLLS: dict[str, Any] = {
+    "runtime": "inline",
+    "algorithm.unroll": 8,
+    "store.capacity": "160",
+    "store.min_size": 0,
+    "store.samples_per_insert": 1.0,
+    "learner.batch": 4,
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "dqn": {"store.selector": "prioritized", "learner.prefetch": 4},
+    "apex-dqn": {"runtime": "inline", "learner.prefetch": 4},
+    "impala": UNROLLS,
+    "impala, LSTM": UNROLLS | {"algorithm.lstm": 8, "learner.publish_lag": 3},
+}
+
+
+def start(path: Path, recipe: str, changes: dict[str, object]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "veldt", "train", recipe, "--env", "CartPole-v1", "--run", str(path), "--quiet"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([*command, *flags(**changes)], cwd=path.parent, **pipes)
 
@@ -30,16 +47,18 @@ def newest(path: Path) -> int:
     return max((int(p.name) for p in (path / "checkpoints").glob("[0-9]*")), default=0)
 
 
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
-def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kills: int) -> None:
-    changes = {"steps": STEPS[kills], "checkpoint.every": 250, "store.selector": "prioritized", "learner.prefetch": 4}
+def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kills: int, name: str) -> None:
+    recipe = name.split(",")[0]
+    changes = {"steps": STEPS[kills], "checkpoint.every": 250} | RECIPES[name]
     total = STEPS[kills] // 250
-    straight = tiny(tmp_path / "straight", **changes)
+    straight = tiny(tmp_path / "straight", recipe=recipe, **changes)
     path, rng = tmp_path / "killed", np.random.default_rng(kills)
     for kill in range(kills):
         reached = newest(path)
         aim = reached + int(rng.integers(1, max(2, (total - 14) // kills)))
-        process = start(path, changes)
+        process = start(path, recipe, changes)
         try:
             deadline = time.monotonic() + 120
             while newest(path) < aim:
@@ -54,7 +73,7 @@ def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kil
         assert process.returncode == -signal.SIGKILL
         loaded = Run(path).checkpoints().load()
         assert loaded is not None and aim <= loaded.number < total
-    process = start(path, changes)
+    process = start(path, recipe, changes)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert output == "", "quiet means quiet"

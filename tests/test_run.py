@@ -48,8 +48,8 @@ TINY: dict[str, Any] = {
 }
 
 
-def tiny(path: Path, env: Any = "CartPole-v1", **changes: Any) -> Run:
-    return veldt.train("dqn", env=env, run=path, quiet=True, **TINY | changes)
+def tiny(path: Path, env: Any = "CartPole-v1", recipe: str = "dqn", **changes: Any) -> Run:
+    return veldt.train(recipe, env=env, run=path, quiet=True, **TINY | changes)
 
 
 def flags(**changes: Any) -> list[str]:

@@ -218,6 +218,7 @@ class Learner:
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
         self.counters.put("learner_steps", self.steps)
+        self._late.clear()
         self._publish()
 
 

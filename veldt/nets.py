@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veldt import callables
 from veldt.errors import UserError
 from veldt.step import EnvSpec
 from veldt.tree import ArraySpec
@@ -290,6 +291,24 @@ def torso_for(
         else:
             torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels))
     return torsos["obs"] if "obs" in env.observation else Concat(torsos)
+
+
+def made_by(name: str, env: EnvSpec, see: Callable[[dict[str, Tensor]], Any], history: int) -> tuple[nn.Module, Tensor]:
+    """The network that `module:callable` makes, and what it gives for two blank observations (as `see` shows them)."""
+    make = callables.find(name)
+    if make is None:
+        raise UserError(f"There is no {name!r} to make a network with.")
+    blank = {key: torch.from_numpy(np.zeros((2, history, *c.shape), c.dtype)) for key, c in env.step.items()}
+    try:
+        net: nn.Module = make(env)
+        with torch.no_grad():
+            out: Tensor = net(see(blank))
+        single = all(parameter.dtype == torch.float32 for parameter in net.parameters())
+    except Exception as error:
+        raise UserError(f"The network of {name} cannot be made or run: {type(error).__name__}: {error}") from error
+    if not single:
+        raise UserError(f"The network of {name} must have float32 parameters.")
+    return net, out
 
 
 def features_of(torso: nn.Module) -> int:

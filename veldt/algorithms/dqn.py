@@ -21,11 +21,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt import callables
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
-from veldt.nets import QHead, QNetwork, features_of, torso_for
+from veldt.nets import QHead, QNetwork, features_of, made_by, torso_for
 from veldt.step import EnvSpec
 from veldt.tree import Array, Tree
 
@@ -56,21 +55,7 @@ class DQN(ActionValues):
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
             return QNetwork(torso, QHead(features_of(torso), env.n_actions, self.dueling))
-        make = callables.find(self.network_from)
-        if make is None:
-            raise UserError(f"There is no {self.network_from!r} to make a network with.")
-        blank = {name: np.zeros((2, self.history, *c.shape), c.dtype) for name, c in env.step.items()}
-        try:
-            net: nn.Module = make(env)
-            with torch.no_grad():
-                q = net(self.observe({name: torch.from_numpy(x) for name, x in blank.items()}, self.history - 1))
-            single = all(parameter.dtype == torch.float32 for parameter in net.parameters())
-        except Exception as error:
-            raise UserError(
-                f"The network of {self.network_from} cannot be made or run: {type(error).__name__}: {error}"
-            ) from error
-        if not single:
-            raise UserError(f"The network of {self.network_from} must have float32 parameters.")
+        net, q = made_by(self.network_from, env, lambda rows: self.observe(rows, self.history - 1), self.history)
         if tuple(q.shape) != (2, env.n_actions):
             raise UserError(
                 f"The network of {self.network_from} must map [B, ...] observations to [B, {env.n_actions}] action values; "

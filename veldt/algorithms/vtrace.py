@@ -24,7 +24,7 @@ from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.block import Schema, Window, observation, observations, trainable
 from veldt.distributions import Distribution, distribution_for
 from veldt.errors import UserError
-from veldt.nets import LSTM, features_of, torso_for
+from veldt.nets import LSTM, features_of, made_by, torso_for
 from veldt.returns import VTrace, vtrace
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, spec
@@ -44,10 +44,9 @@ class PolicyAndValue(nn.Module):
     square: Tensor  # [], mean square of value targets
     batches: Tensor  # [], that it is the mean of
 
-    def __init__(self, torso: nn.Module, distribution: Distribution, lstm: int) -> None:
+    def __init__(self, torso: nn.Module, features: int, distribution: Distribution, lstm: int) -> None:
         super().__init__()
         self.torso, self.distribution = torso, distribution
-        features = features_of(torso)
         self.core = LSTM(features + distribution.encoded + 1, lstm) if lstm else None
         self.head = nn.Linear(lstm or features, distribution.size + 1)
         with torch.no_grad():  # a policy that begins near uniform
@@ -119,6 +118,8 @@ class VTraceActorCritic:
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "impala-shallow", "mlp"] = "auto"
     """Network for images; auto: impala-shallow for uint8 of at least 36 x 36, minatar for small ones, else mlp."""
+    network_from: str = ""
+    """`module:callable` that makes the network below the LSTM and the heads from an EnvSpec: [B, ...] -> [B, features]."""
 
     exploration: ClassVar[str] = ""  # the policy explores by itself
 
@@ -151,15 +152,32 @@ class VTraceActorCritic:
         return {name: spec((width,), np.float32) for name, width in widths.items()}
 
     def network(self, env: EnvSpec) -> nn.Module:
-        torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, large="impala-shallow")
-        return PolicyAndValue(torso, distribution_for(env, "impala"), self.lstm)
+        distribution = distribution_for(env, "impala")
+        if not self.network_from:
+            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, large="impala-shallow")
+            return PolicyAndValue(torso, features_of(torso), distribution, self.lstm)
+        torso, out = made_by(self.network_from, env, self._see, self.history)
+        if out.ndim != 2 or len(out) != 2:
+            raise UserError(
+                f"The network of {self.network_from} must map [B, ...] observations to [B, features]; "
+                f"for B = 2 it gave {list(out.shape)}."
+            )
+        return PolicyAndValue(torso, out.shape[1], distribution, self.lstm)
+
+    def _see(self, rows: Tensors) -> Any:
+        """The observations at the last of rows [n, history, ...]."""
+        return self._whole(observation(rows, self.history - 1, self.history, self.stacked))
+
+    def _whole(self, obs: Any) -> Any:
+        """Ours take slices as they are; other networks may want to view them in another shape."""
+        return _each(obs, lambda x: x.contiguous()) if self.network_from else obs
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
         """With probability explore[i] environment i draws from the policy, and takes what is likeliest otherwise."""
         assert isinstance(net, PolicyAndValue)
-        obs = observation(rows, self.history - 1, self.history, self.stacked)
+        obs = self._see(rows)
         if not self.lstm:
             logits = net(obs)[0].cpu().numpy()  # [n, P]
             return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
@@ -214,7 +232,7 @@ class VTraceActorCritic:
     def _forward(self, net: PolicyAndValue, batch: Batch) -> tuple[Tensor, Tensor]:
         """Parameters of the policy [B, T + 1, P] and values [B, T + 1]."""
         at = self.history - 1
-        obs = observations(batch, self.history, self.stacked)  # [B, T + 1, ...]
+        obs = self._whole(observations(batch, self.history, self.stacked))  # [B, T + 1, ...]
         first = batch["first"][:, at:]
         if not self.lstm:
             parameters, value = net(_flat(obs))

@@ -2,7 +2,7 @@
 
     [ Actor - Recorder - LocalPolicy ] x N
             | unrolls          ^ weights
-        [ Queue ] -> [ Learner ] -> [ Params ]
+        [ Store ] -> [ Learner ] -> [ Params ]
 
 The store is a queue: each unroll is learned from once, in the order of arrival, and actors wait while it is full. An actor
 takes newer weights at the start of each unroll, and records the parameters of the policy that it drew its actions from:
@@ -23,8 +23,8 @@ from veldt.topologies.single import add_evaluator, add_learner
 def impala(program: Program, config: Config, env: EnvSpec) -> None:
     counters = program.add("counters", Counters)
     params = program.add("params", LatestParams)
-    queue = program.add("queue", config.make_store, config.schema(env), MEMORY)
-    add_learner(program, config, env, queue, params, counters)
-    add_actors(program, config, env, queue, params, counters)
+    store = program.add("store", config.make_store, config.schema(env), MEMORY)
+    add_learner(program, config, env, store, params, counters)
+    add_actors(program, config, env, store, params, counters)
     if config.eval.every:
         add_evaluator(program, config, env, params, counters)
