@@ -61,12 +61,19 @@ SELECTORS = "tests/test_selectors.py::"
 STORE = "tests/test_store.py::"
 SUMTREE = "tests/test_sumtree.py::"
 WINDOWS = "tests/test_windows.py::"
+DISTRIBUTIONS = "tests/test_distributions.py::"
+OPTIM = "tests/test_optim.py::"
+VTRACE = "tests/test_vtrace.py::"
+IMPALA = "tests/test_impala.py::"
 ACTOR = "tests/test_actor.py::"
 
 ALONE = PROPERTIES + "test_a_vector_gives_the_transitions_of_its_environments_alone"
 STREAM = PROPERTIES + "test_every_sampled_window_is_a_run_of_the_stream"
 ITEMS = RECORDER + "test_every_window_start_is_an_item_once"
 MACHINE = STORE + "TestReplay"
+DEFINITION = VTRACE + "test_vtrace_is_the_sum_of_the_definition"
+LOSS = VTRACE + "test_loss_and_gradient_are_their_definition"
+SAW = VTRACE + "test_with_the_weights_that_acted_the_learner_finds_the_recorded_policy"
 PROTOCOL = ATARI + "test_every_protocol_equals_gymnasiums_with_the_same_settings[dqn]"
 
 MUTANTS = [
@@ -1071,6 +1078,328 @@ MUTANTS = [
         "block = schema.nbytes + ",
         "block = schema.fresh * schema.layout.nbytes + ",
         (STORE + "test_a_store_given_bytes_stays_within_them",),
+    ),
+    # V-trace
+    Mutant(
+        "vtrace-c-not-clipped",
+        "Weights that steps pass back are not clipped, and their products explode.",
+        "returns.py",
+        "min(c, ratio[b, t]) * correction",
+        "ratio[b, t] * correction",
+        (DEFINITION,),
+    ),
+    Mutant(
+        "vtrace-rho-not-clipped",
+        "The weight of a step is not clipped.",
+        "returns.py",
+        "delta = min(rho, ratio[b, t]) *",
+        "delta = ratio[b, t] *",
+        (DEFINITION,),
+    ),
+    Mutant(
+        "vtrace-advantage-of-the-value",
+        "The advantage is bootstrapped from the next value instead of the next target.",
+        "returns.py",
+        "discounted * after - value[b, t])",
+        "discounted * value[b, t + 1] - value[b, t])",
+        (DEFINITION,),
+    ),
+    Mutant(
+        "vtrace-advantage-of-the-value-in-torch",
+        "The advantage is bootstrapped from the next value instead of the next target, on an accelerator.",
+        "returns.py",
+        "gammas * target[..., 1:] - value",
+        "gammas * value[..., 1:] - value",
+        (DEFINITION,),
+    ),
+    Mutant(
+        "vtrace-bootstrap-off-by-one",
+        "The last step of an unroll is bootstrapped from its own value instead of that of the row after it.",
+        "returns.py",
+        "after = value[b, ratio.shape[1]]",
+        "after = value[b, ratio.shape[1] - 1]",
+        (
+            DEFINITION,
+            VTRACE + "test_the_row_after_the_unroll_is_bootstrapped_from",
+        ),
+    ),
+    Mutant(
+        "vtrace-passed-over-an-end",
+        "What was found in an episode is passed back into the one before it.",
+        "returns.py",
+        "                correction = np.float32(0)\n            after",
+        "                correction = correction * 1\n            after",
+        (
+            DEFINITION,
+            VTRACE + "test_nothing_is_passed_back_over_the_end_of_an_episode",
+        ),
+    ),
+    Mutant(
+        "vtrace-passed-over-an-end-in-torch",
+        "What was found in an episode is passed back into the one before it, on an accelerator.",
+        "returns.py",
+        "decay = gammas * lambda_ * ratio.clip(max=clip_c) * trains",
+        "decay = gammas * lambda_ * ratio.clip(max=clip_c)",
+        (DEFINITION,),
+    ),
+    Mutant(
+        "vtrace-reward-of-the-step-before",
+        "The reward of arriving at a step is taken for that of its action.",
+        "returns.py",
+        "delta = min(rho, ratio[b, t]) * (reward[b, t + 1]",
+        "delta = min(rho, ratio[b, t]) * (reward[b, t]",
+        (DEFINITION,),
+    ),
+    # IMPALA
+    Mutant(
+        "behaviour-policy-recomputed",
+        "The learner works out the policy that acted with its own weights, so that every ratio is 1.",
+        "algorithms/vtrace.py",
+        'mu = parameters[:, :-1], batch["logits"][:, at:-1]',
+        "mu = parameters[:, :-1], parameters[:, :-1].detach()",
+        (
+            LOSS,
+            VTRACE + "test_the_ratio_is_to_the_recorded_policy",
+        ),
+    ),
+    Mutant(
+        "behaviour-policy-of-the-next-row",
+        "The policy that acted is read one row late.",
+        "algorithms/vtrace.py",
+        'batch["logits"][:, at:-1]',
+        'batch["logits"][:, at + 1 :]',
+        (LOSS,),
+    ),
+    Mutant(
+        "ratio-upside-down",
+        "The importance weight is mu / pi.",
+        "algorithms/vtrace.py",
+        "log_ratio = log_pi - distribution.log_prob(mu, taken)",
+        "log_ratio = distribution.log_prob(mu, taken) - log_pi",
+        (LOSS,),
+    ),
+    Mutant(
+        "last-row-trained",
+        "The last row of an episode, whose action was never applied, is trained on.",
+        "algorithms/vtrace.py",
+        'trainable(batch.host["valid"][:, at:], batch.host["last"][:, at:], 1)',
+        'trainable(batch.host["valid"][:, at:], batch.host["last"][:, at:] & False, 1)',
+        (
+            VTRACE + "test_ends_and_padding_do_not_train",
+            LOSS,
+        ),
+    ),
+    Mutant(
+        "padding-trained",
+        "Rows that are not valid are trained on.",
+        "algorithms/vtrace.py",
+        'trainable(batch.host["valid"][:, at:], batch.host["last"][:, at:], 1)',
+        'trainable(batch.host["valid"][:, at:] | True, batch.host["last"][:, at:], 1)',
+        (
+            VTRACE + "test_ends_and_padding_do_not_train",
+            LOSS,
+        ),
+    ),
+    Mutant(
+        "mean-over-padding",
+        "Losses are averaged over all rows, those that do not train too.",
+        "algorithms/vtrace.py",
+        "steps = max(1, int(trains.sum()))",
+        "steps = trains.size",
+        (LOSS,),
+    ),
+    Mutant(
+        "entropy-punished",
+        "The policy is punished for its entropy.",
+        "algorithms/vtrace.py",
+        "- self.entropy_cost * entropy",
+        "+ self.entropy_cost * entropy",
+        (LOSS,),
+    ),
+    Mutant(
+        "policy-descends",
+        "The policy gradient has the wrong sign.",
+        "algorithms/vtrace.py",
+        "- learned.advantage",
+        "+ learned.advantage",
+        (LOSS,),
+    ),
+    Mutant(
+        "value-of-the-next-row",
+        "The value that learns is that of the next row.",
+        "algorithms/vtrace.py",
+        "((learned.target - value[:, :-1]) / net.scale)",
+        "((learned.target - value[:, 1:]) / net.scale)",
+        (LOSS,),
+    ),
+    Mutant(
+        "one-step-not-weighted",
+        "1-step importance sampling does not weight the policy gradient.",
+        "algorithms/vtrace.py",
+        "advantage=out.advantage * ratio.clamp(max=self.clip_rho)",
+        "advantage=out.advantage",
+        (VTRACE + "test_every_setting_does_what_its_definition_does[one-step]",),
+    ),
+    Mutant(
+        "last-action-not-shifted",
+        "An LSTM is told the action that is about to be taken instead of the last one.",
+        "algorithms/vtrace.py",
+        "taken = torch.cat((starts[TAKEN][:, None], encoded), 1) * (~first)",
+        "taken = net.distribution.encode(batch[net.distribution.taken][:, at:]) * (~first)",
+        (SAW,),
+    ),
+    Mutant(
+        "last-action-across-episodes",
+        "The first row of an episode is told the last action of the one before.",
+        "algorithms/vtrace.py",
+        "encoded), 1) * (~first)[:, :, None]",
+        "encoded), 1)",
+        (SAW,),
+    ),
+    Mutant(
+        "lstm-not-reset-inside",
+        "An episode that begins inside an unroll goes on with the state of the one before.",
+        "nets.py",
+        "h, c = h * keep[:, t], c * keep[:, t]",
+        "h, c = h * keep[:, 0], c * keep[:, 0]",
+        (
+            SAW,
+            NETS + "test_an_lstm_begins_anew_with_every_episode",
+        ),
+    ),
+    Mutant(
+        "lstm-cell-not-reset",
+        "Where an episode begins only the LSTM's output is reset, not its cell.",
+        "nets.py",
+        "h, c = h * keep[:, t], c * keep[:, t]",
+        "h = h * keep[:, t]",
+        (SAW,),
+    ),
+    Mutant(
+        "lstm-from-zero",
+        "The learner begins every unroll with a state of zero instead of the recorded one.",
+        "algorithms/vtrace.py",
+        "self.core(x, state[H], state[C], first)",
+        "self.core(x, 0 * state[H], 0 * state[C], first)",
+        (SAW,),
+    ),
+    Mutant(
+        "state-recorded-after-the-step",
+        "The recurrent state is recorded as it is after the step.",
+        "policy.py",
+        "for name, tensor in before.items():",
+        "for name, tensor in self._state[group].items():",
+        (
+            POLICY + "test_the_state_that_is_recorded_is_the_one_before_the_step",
+            SAW,
+        ),
+    ),
+    Mutant(
+        "state-of-the-wrong-row",
+        "An unroll is given the recurrent state of the row after its start.",
+        "recorder.py",
+        "slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)",
+        "slice(window.history, window.history + self.schema.fresh, window.stride)",
+        (SAW,),
+    ),
+    Mutant(
+        "stacks-across-episodes",
+        "The stacks of an unroll reach over into the episode before.",
+        "block.py",
+        "same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]",
+        "same[:, :, j] = same[:, :, j + 1] & valid[:, j : j + rows]",
+        (
+            SAW,
+            BLOCK + "test_the_stacks_of_all_rows_are_those_of_each",
+        ),
+    ),
+    Mutant(
+        "drawn-recorded-clipped",
+        "A Gaussian records what it drew brought into bounds, which it did not draw with that probability.",
+        "distributions.py",
+        "drawn = (mean + np.exp(log_std) * noise).astype(np.float32)",
+        "drawn = (mean + np.exp(log_std) * noise).clip(-1, 1).astype(np.float32)",
+        (DISTRIBUTIONS + "test_bounded_actions_are_drawn_in_units_of_half_their_range",),
+    ),
+    Mutant(
+        "choices-share-one-number",
+        "All choices of an action are drawn with the same random number.",
+        "distributions.py",
+        "left = random[i, 1 + j] * total",
+        "left = random[i, 1] * total",
+        (DISTRIBUTIONS + "test_frequencies_are_probabilities",),
+    ),
+    Mutant(
+        "normalized-over-all-choices",
+        "Probabilities add up to 1 over all choices of an action together.",
+        "distributions.py",
+        "if len(self.choices) == 1:\n            return F.log_softmax",
+        "if len(self.choices) >= 1:\n            return F.log_softmax",
+        (DISTRIBUTIONS + "test_probabilities_are_their_definition_and_add_up_to_one",),
+    ),
+    Mutant(
+        "uncentered-is-centered",
+        "RMSProp that should not be centred subtracts the mean anyway.",
+        "optim.py",
+        "if centered:  # otherwise",
+        "if True:  # otherwise",
+        (OPTIM + "test_rmsprop_is_the_formula",),
+    ),
+    Mutant(
+        "cut-publishes-late",
+        "At a checkpoint weights that were held back are published instead of the newest.",
+        "learner.py",
+        "self._fetched.clear()\n        self._late.clear()\n",
+        "self._fetched.clear()\n",
+        (LEARNER + "test_a_cut_publishes_the_newest_weights_and_holds_back_from_there",),
+    ),
+    Mutant(
+        "resume-publishes-late",
+        "After a resume the weights from before it are published, for as long as they are held back.",
+        "learner.py",
+        "        self._late.clear()\n        self._publish()\n\n\n",
+        "        self._publish()\n\n\n",
+        (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
+    ),
+    Mutant(
+        "lagged-weights-are-the-newest",
+        "Weights that are held back are a view of the learner's own.",
+        "learner.py",
+        "weights._replace(vector=vector.copy())",
+        "weights",
+        (LEARNER + "test_published_weights_may_be_held_back",),
+    ),
+    Mutant(
+        "version-of-the-newest",
+        "The version that is recorded is that of the newest weights, not of those that acted.",
+        "policy.py",
+        "np.full(len(amount), self.version)",
+        'np.full(len(amount), getattr(self.params, "weights").version)',
+        (POLICY + "test_a_policy_that_is_asked_to_says_which_weights_it_acted_with",),
+    ),
+    Mutant(
+        "bootstrap-without-scale",
+        "Values that are learned in units of their size are bootstrapped from as if they were not.",
+        "algorithms/vtrace.py",
+        "out[..., -1] * self.scale",
+        "out[..., -1]",
+        (VTRACE + "test_values_may_be_learned_in_units_of_their_size",),
+    ),
+    Mutant(
+        "size-of-values-over-padding",
+        "The size of values is a mean over all rows, those that do not train too.",
+        "algorithms/vtrace.py",
+        "(learned.target.square() * mask).sum() / steps\n",
+        "learned.target.square().mean()\n",
+        (VTRACE + "test_the_size_of_values_is_a_mean_that_forgets_slowly",),
+    ),
+    Mutant(
+        "values-follow-their-scale",
+        "When the size of values changes the head does not, so values that are bootstrapped from grow without end.",
+        "algorithms/vtrace.py",
+        "self.head.weight[-1] *= before / self.scale",
+        "pass",
+        (IMPALA + "test_the_scale_follows_the_returns_and_values_do_not_follow_the_scale",),
     ),
 ]
 

@@ -304,3 +304,55 @@ def earlier_episode(first: Any, valid: Any, j: int, at: int) -> bool:
 
 def tensors(*arrays: Any) -> list[Any]:
     return [torch.from_numpy(np.array(x)) for x in arrays]
+
+
+def vtrace(
+    value: Any,
+    reward: Any,
+    discount: Any,
+    trains: Any,
+    ratio: Any,
+    s: int,
+    gamma: float,
+    lambda_: float,
+    rho: float,
+    c: float,
+) -> float:
+    """v_s of columns value, reward, discount [T + 1] and trains, ratio [T]: sums and products of Espeholt et al. 2018."""
+    total = float(value[s])
+    for t in range(s, len(ratio)):
+        if not trains[t]:
+            break
+        after = gamma * float(discount[t + 1]) * float(value[t + 1])
+        passed = min(rho, float(ratio[t])) * (float(reward[t + 1]) + after - float(value[t]))
+        for i in range(s, t):
+            passed *= gamma * float(discount[i + 1]) * lambda_ * min(c, float(ratio[i]))
+        total += passed
+    return total
+
+
+def vtrace_advantage(
+    value: Any,
+    reward: Any,
+    discount: Any,
+    trains: Any,
+    ratio: Any,
+    s: int,
+    gamma: float,
+    lambda_: float,
+    rho: float,
+    c: float,
+    pg: float,
+) -> float:
+    """What the policy gradient of step s is multiplied by: rho_s (r_s + gamma_s v_{s+1} - V_s)."""
+    if not trains[s]:
+        return 0.0
+    after = vtrace(value, reward, discount, trains, ratio, s + 1, gamma, lambda_, rho, c)
+    return min(pg, float(ratio[s])) * (float(reward[s + 1]) + gamma * float(discount[s + 1]) * after - float(value[s]))
+
+
+def lstm_cell(x: Any, h: Any, c: Any, inputs: Any, bias: Any, hidden: Any) -> tuple[Any, Any]:
+    """One step of an LSTM on vectors, in torch; its gates in the order in, forget, out, new."""
+    i, f, o, new = (inputs @ x + bias + hidden @ h).chunk(4)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(new)
+    return torch.sigmoid(o) * torch.tanh(c), c

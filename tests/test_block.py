@@ -11,7 +11,7 @@ from oracles import examples, tensors
 from oracles import stack_history as seen_by_definition
 from oracles import trainable as trainable_by_definition
 
-from veldt.block import Window, observation, stack_history, trainable, window_items
+from veldt.block import Window, observation, observations, stack_history, stack_windows, trainable, window_items
 
 
 @st.composite
@@ -117,3 +117,47 @@ def test_an_observation_is_stacked_by_key():
     assert shapes(2, 3) == {"image": (2, 3, 4), "pose": (2, 3, 5)}
     assert shapes(2, 3, ("image",)) == {"image": (2, 3, 4), "pose": (2, 5)}
     assert observation({**rows, "obs": torch.ones(2, 3)}, 2, 2).shape == (2, 2)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    st.data(),
+    st.integers(1, 4),
+    st.integers(0, 5),
+    st.sampled_from([(), (2,), (2, 3)]),
+    st.sampled_from([np.uint8, np.float32, np.bool_]),
+)
+def test_the_stacks_of_all_rows_are_those_of_each(data, history, extra, shape, dtype):
+    rows = history + extra
+    first, valid = data.draw(flags(2, rows, 0.2)), data.draw(flags(2, rows, 0.85))
+    x = np.arange(1, 1 + 2 * rows * int(np.prod(shape))).reshape(2, rows, *shape).astype(dtype)
+    before = x.copy()
+    out = stack_windows(*tensors(x, first, valid), history).numpy()
+    assert out.shape == (2, extra + 1, history, *shape) and out.dtype == dtype
+    for t in range(history - 1, rows):
+        truth = np.stack([seen_by_definition(*columns, t, history) for columns in zip(x, first, valid, strict=True)])
+        assert (out[:, t - history + 1] == truth).all(), t
+        alone = stack_history(*tensors(x, first, valid), t, history).numpy()
+        assert (out[:, t - history + 1].reshape(alone.shape) == alone).all(), t
+    assert (x == before).all()
+
+
+@pytest.mark.parametrize("history", [1, 3])
+@pytest.mark.parametrize("stacked", [(), ("image",)])
+def test_what_is_seen_in_every_row_is_what_is_seen_in_each(history, stacked):
+    rng = np.random.default_rng(0)
+    rows = {
+        "obs/image": rng.random((2, 6, 4), np.float32),
+        "obs/pose": rng.random((2, 6, 5), np.float32),
+        "reward": rng.random((2, 6), np.float32),
+        "first": rng.random((2, 6)) < 0.3,
+        "valid": rng.random((2, 6)) < 0.8,
+    }
+    rows = {name: torch.from_numpy(x) for name, x in rows.items()}
+    out = observations(rows, history, stacked)
+    assert set(out) == {"image", "pose"}
+    for t in range(history - 1, 6):
+        for key, alone in observation(rows, t, history, stacked).items():
+            assert torch.equal(out[key][:, t - history + 1], alone), (key, t)
+    plain = {**rows, "obs": rows["obs/image"]}
+    assert torch.equal(observations(plain, history), observations(rows, history)["image"]), "obs alone is no Dict"

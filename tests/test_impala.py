@@ -230,9 +230,9 @@ def test_values_are_learned_in_units_of_the_returns() -> None:
         batch = Batch(
             rows | {"reward": rows["reward"] * np.float32(factor)}, {}, np.ones(6, np.float32), torch.device("cpu")
         )
-        algorithm.loss(net, net, batch)  # the first batch tells the scale
-        target = torch.tensor(float(net.square) ** 0.5)
-        torch.testing.assert_close(net.scale, target)
+        first = algorithm.loss(net, net, batch)
+        assert first.after is not None
+        first.after()  # the first batch tells the scale
         assert 5 * factor < float(net.scale) < 40 * factor
         net.zero_grad()
         loss = algorithm.loss(net, net, batch)
@@ -241,14 +241,26 @@ def test_values_are_learned_in_units_of_the_returns() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-5)
 
 
-def test_small_returns_are_not_made_larger() -> None:
+def test_the_scale_follows_the_returns_and_values_do_not_follow_the_scale() -> None:
+    """Otherwise values that are bootstrapped from would grow with the scale, and the scale with them."""
     net = VTraceActorCritic().network(veldt.make_env("CartPole-v1").spec)
     assert isinstance(net, PolicyAndValue)
-    net.see(torch.tensor(0.01))
-    assert float(net.scale) == 1.0
-    for _ in range(1_000):
-        net.see(torch.tensor(400.0))
+    obs = torch.randn(5, 4)
+    before = net(obs)[1].detach()
+    net.rescale(torch.tensor(0.01))
+    assert float(net.scale) == 1.0, "small returns are not made larger"
+    for i in range(1_000):
+        net.rescale(torch.tensor(400.0))
+        if i == 0:
+            torch.testing.assert_close(net.square, torch.tensor(200.005)), "the mean of the first two"
     assert abs(float(net.scale) - 20) < 0.1
+    torch.testing.assert_close(net(obs)[1].detach(), before)
+
+
+def test_without_normalizing_there_is_no_scale(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "r", runtime="inline", **{"algorithm.normalize": False, "steps": 2_000})
+    weights = run.checkpoints().weights()
+    assert weights is not None and weights["square"] == 0 and weights["batches"] == 0
 
 
 def test_resume_is_exact_in_one_thread_with_an_lstm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from veldt import params
+from veldt import optim, params
 from veldt.algorithms.base import Batch, Loss
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
@@ -129,6 +129,102 @@ def test_weights_are_published_at_first_and_every_so_often() -> None:
     one.cut()
     assert published(one)[-1].version == 7
     np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
+
+
+@pytest.mark.parametrize(
+    ("every", "lag", "versions"),
+    [
+        (1, 0, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (1, 3, [0, 0, 0, 0, 1, 2, 3, 4]),
+        (2, 2, [0, 0, 2, 4]),
+        (3, 2, [0, 0, 3]),  # at least that many: what was published every third update
+        (1, 100, [0, 0, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_published_weights_may_be_held_back(every: int, lag: int, versions: list[int]) -> None:
+    """By so many updates, and what is published then is what the weights were at that time."""
+    one = learner(Store(), publish_every=every, publish_lag=lag)
+    was = {0: one.vector.numpy().copy()}
+    for _ in range(7):
+        one.step()
+        was[one.steps] = one.vector.numpy().copy()
+    assert [weights.version for weights in published(one)] == versions
+    for weights in published(one):
+        np.testing.assert_array_equal(weights.vector, was[weights.version])
+    assert not np.array_equal(was[0], was[1])
+
+
+def test_a_cut_publishes_the_newest_weights_and_holds_back_from_there() -> None:
+    one = learner(Store(), publish_lag=3)
+    for _ in range(5):
+        one.step()
+    one.cut()
+    assert published(one)[-1].version == 5
+    np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
+    told = len(published(one))
+    for _ in range(5):
+        one.step()
+    assert [weights.version for weights in published(one)[told:]] == [5, 5, 5, 6, 7]
+
+
+def test_a_restored_learner_publishes_what_was_restored() -> None:
+    """Not what was held back before, as the weights that a learner is born with."""
+    one, other = learner(Store(), publish_lag=3), learner(Store(), publish_lag=3)
+    for _ in range(5):
+        one.step()
+    other.load_state(one.state())
+    assert published(other)[-1].version == 5
+    np.testing.assert_array_equal(published(other)[-1].vector, one.vector.numpy())
+
+
+class Acted(Store):
+    """Its windows tell which weights acted; only the row of the first step that trains counts."""
+
+    def __init__(self, versions: list[int]) -> None:
+        super().__init__()
+        self.versions = versions
+
+    def sample(self, n: int) -> Sample | None:
+        sample = super().sample(n)
+        assert sample is not None
+        first = np.resize(np.array(self.versions), n)
+        sample.rows["version"] = np.stack([first, np.full(n, 10**6)], 1)
+        return sample
+
+
+def test_how_many_updates_lie_between_acting_and_learning() -> None:
+    one = learner(Acted([0, 1, 2, 1]))
+    assert "policy_lag" not in one.metrics()
+    for step in range(4):
+        one.step()
+        assert one.metrics()["policy_lag"] == step - 1  # updates before this one, less the mean of the versions
+    plain = learner(Store())
+    plain.step()
+    assert "policy_lag" not in plain.metrics()
+
+
+class AfterHistory(Acted):
+    def sample(self, n: int) -> Sample | None:
+        sample = super().sample(n)
+        assert sample is not None
+        sample.rows.update({name: np.concatenate([x[:, 1:], x], 1) for name, x in sample.rows.items()})
+        return sample
+
+
+def test_rows_that_are_history_do_not_tell_the_lag() -> None:
+    one = learner(AfterHistory([0]), DQN(hidden=(16,), history=2))
+    one.step(), one.step()
+    assert one.metrics()["policy_lag"] == 1
+
+
+def test_rmsprop_is_centered_unless_it_is_told_otherwise() -> None:
+    for centered in (True, False):
+        one = learner(Store(), optimizer="rmsprop", centered=centered)
+        one.step()
+        optimizer = one.optimizers[""]
+        assert isinstance(optimizer, optim.RMSProp) and optimizer.centered is centered
+        assert bool(optimizer.state()["mean"].any()) is centered
+    assert LearnerConfig().centered
 
 
 def test_a_reborn_learner_does_not_publish_fresh_weights() -> None:

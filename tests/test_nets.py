@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,11 @@ from torch import nn
 from veldt.algorithms.dqn import DQN
 from veldt.errors import UserError
 from veldt.nets import (
+    LSTM,
     MLP,
     Concat,
     Image,
+    ImpalaCNN,
     ImpalaResNet,
     MinAtarCNN,
     NatureCNN,
@@ -240,6 +244,26 @@ def test_impala_resnet_has_the_published_layers() -> None:
     assert size(net) == convolutions + 32 * 11 * 11 * 256 + 256
 
 
+def test_the_shallow_impala_cnn_has_the_published_layers() -> None:
+    """Espeholt et al. 2018, figure 3 left: the convolutions of Mnih et al. 2013, and a linear layer of 256."""
+    net = torso_for(env_of(obs=SCREEN), 4, (), (8,), large="impala-shallow")
+    assert isinstance(net, ImpalaCNN) and net.features == 256
+    x = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    assert output_shapes(net, x) == [(16, 20, 20), (32, 9, 9), (256,)]
+    # 8x8x4x16 + 16, 4x4x16x32 + 32, 9x9x32x256 + 256
+    assert size(net) == 4_112 + 8_224 + 663_808 == 676_144
+    y = torch.relu(net.conv2(torch.relu(net.conv1(x.float() / 255))))
+    torch.testing.assert_close(net(x), torch.relu(net.linear(y.flatten(1))))
+
+
+def test_which_network_large_pictures_get_by_themselves() -> None:
+    """And a named one comes before that."""
+    assert isinstance(torso_for(env_of(obs=SCREEN), 1, (), (8,)), NatureCNN)
+    assert isinstance(torso_for(env_of(obs=SCREEN), 1, (), (8,), "impala", large="impala-shallow"), ImpalaResNet)
+    small = torso_for(env_of(obs=spec((10, 10, 4), np.bool_)), 1, (), (8,), large="impala-shallow")
+    assert isinstance(small, MinAtarCNN)
+
+
 def test_a_residual_block_adds_to_its_input() -> None:
     block = ResidualBlock(2)
     with torch.no_grad():
@@ -254,7 +278,14 @@ def test_a_residual_block_adds_to_its_input() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("nature", NatureCNN), ("impala", ImpalaResNet), ("minatar", MinAtarCNN), ("mlp", MLP)]
+    ("name", "kind"),
+    [
+        ("nature", NatureCNN),
+        ("impala", ImpalaResNet),
+        ("impala-shallow", ImpalaCNN),
+        ("minatar", MinAtarCNN),
+        ("mlp", MLP),
+    ],
 )
 def test_the_network_for_images_can_be_named(name: str, kind: type) -> None:
     net = DQN(history=2, convnet=name).network(env_of(obs=spec((40, 40), np.uint8)))  # type: ignore[arg-type]
@@ -312,3 +343,85 @@ def test_weights_of_another_network_are_refused_in_words() -> None:
     for other in (export(large), {}):
         with pytest.raises(UserError, match=r"another network: layers.0.weight"):
             restore(small, other)
+
+
+# LSTM
+
+
+def lstm_like_torchs(inputs: int, width: int) -> tuple[LSTM, nn.LSTM]:
+    """One of ours and one of torch's with its weights; torch has the gates in, forget, new, out."""
+    torch.manual_seed(0)
+    ours, theirs = LSTM(inputs, width), nn.LSTM(inputs, width, batch_first=True)
+    i, f, o, new = (torch.arange(k * width, (k + 1) * width) for k in range(4))
+    order = torch.cat([i, f, new, o])
+    with torch.no_grad():
+        theirs.weight_ih_l0.copy_(ours.inputs.weight[order])
+        theirs.weight_hh_l0.copy_(ours.hidden.weight[order])
+        theirs.bias_ih_l0.copy_(ours.inputs.bias[order])
+        theirs.bias_hh_l0.zero_()
+    return ours, theirs
+
+
+def test_an_lstm_is_torchs() -> None:
+    ours, theirs = lstm_like_torchs(5, 7)
+    x, h, c = torch.randn(3, 6, 5), torch.randn(3, 7), torch.randn(3, 7)
+    found = ours(x, h, c, torch.zeros(3, 6, dtype=torch.bool))
+    y, (h_after, c_after) = theirs(x, (h[None], c[None]))
+    for one, other in zip(found, (y, h_after[0], c_after[0]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    grads = torch.autograd.grad(found[0].square().sum(), [ours.inputs.weight, ours.hidden.weight])
+    others = torch.autograd.grad(y.square().sum(), [theirs.weight_ih_l0, theirs.weight_hh_l0])
+    order = torch.cat([torch.arange(k * 7, (k + 1) * 7) for k in (0, 1, 3, 2)])
+    for one, other in zip(grads, others, strict=True):
+        torch.testing.assert_close(one, other[order], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("begins", [[0], [3], [5], [0, 2, 3], [1, 5]], ids=str)
+def test_an_lstm_begins_anew_with_every_episode(begins: list[int]) -> None:
+    """The same as running the pieces alone, each from zero; only what comes before the first of them has the state given.
+    In the other row no episode begins."""
+    ours, theirs = lstm_like_torchs(4, 3)
+    x, h, c = torch.randn(2, 6, 4), torch.randn(2, 3), torch.randn(2, 3)
+    first = torch.zeros(2, 6, dtype=torch.bool)
+    first[0, begins] = True
+    y, h_after, c_after = ours(x, h, c, first)
+    for b, edges in ((0, sorted({0, *begins, 6})), (1, [0, 6])):
+        pieces = []
+        for start, stop in pairwise(edges):
+            fresh = bool(first[b, start])
+            before = tuple(torch.zeros(1, 1, 3) if fresh else s[None, b : b + 1] for s in (h, c))
+            piece, after = theirs(x[b : b + 1, start:stop], before)
+            pieces.append(piece[0])
+        torch.testing.assert_close(y[b], torch.cat(pieces), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(h_after[b], after[0][0, 0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(c_after[b], after[1][0, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_lstm_passes_no_gradient_into_the_episode_before() -> None:
+    ours, _ = lstm_like_torchs(4, 3)
+    x = torch.randn(1, 6, 4, requires_grad=True)
+    h, c = torch.randn(1, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True)
+    y, _, _ = ours(x, h, c, torch.tensor([[False, False, False, True, False, False]]))
+    for grad in torch.autograd.grad(y[:, 3:].sum(), [x, h, c], retain_graph=True):
+        assert not grad[:, :3].any()
+    assert all(grad.any() for grad in torch.autograd.grad(y[:, 2].sum(), [x, h, c]))
+
+
+def test_an_lstm_cut_in_two_gives_the_same() -> None:
+    ours, _ = lstm_like_torchs(4, 3)
+    x, first = torch.randn(2, 7, 4), torch.rand(2, 7) < 0.3
+    h, c = torch.randn(2, 3), torch.randn(2, 3)
+    whole, *state = ours(x, h, c, first)
+    front, *between = ours(x[:, :4], h, c, first[:, :4])
+    back, *after = ours(x[:, 4:], *between, first[:, 4:])
+    torch.testing.assert_close(torch.cat([front, back], 1), whole)
+    torch.testing.assert_close(after, state)
+
+
+def test_the_forget_gate_begins_open() -> None:
+    torch.manual_seed(0)
+    net = LSTM(5, 16)
+    bias = net.inputs.bias.detach().reshape(4, 16)
+    assert (bias[1] > 0.7).all() and bias[[0, 2, 3]].abs().max() <= 0.25
+    assert net.inputs.weight.abs().max() <= 0.25 and net.hidden.bias is None
+    assert size(net) == 4 * 16 * (5 + 16 + 1)

@@ -53,10 +53,17 @@ def test_adam_on_slices_of_a_vector_leaves_the_rest_alone() -> None:
     assert vector[:2].tolist() == [1, 1] and vector[5:].tolist() == [1] * 5
 
 
+class Elsewhere(torch.Tensor):
+    """Says that it lies on an accelerator, for the operations that are used there."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
 @pytest.mark.parametrize("centered", [True, False])
-def test_rmsprop_is_the_formula(momentum: float, centered: bool) -> None:
-    """Graves 2013, equations 38 to 41, with DQN's constants: epsilon lies inside the root."""
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_rmsprop_is_the_formula(momentum: float, centered: bool, kind: type[torch.Tensor]) -> None:
+    """Graves 2013, equations 38 to 41, with DQN's constants: epsilon lies inside the root. Not centred it is A3C's."""
     decay, eps = 0.95, 0.01
     w = np.linspace(-1, 1, SIZE).astype(np.float32).astype(np.float64)
     square, mean, velocity = np.zeros(SIZE), np.zeros(SIZE), np.zeros(SIZE)
@@ -68,8 +75,18 @@ def test_rmsprop_is_the_formula(momentum: float, centered: bool) -> None:
             spread = square[i] - (mean[i] ** 2 if centered else 0.0)
             velocity[i] = momentum * velocity[i] + gi / math.sqrt(spread + eps)
             w[i] -= lr_at(step) * velocity[i]
-    ours = run(lambda weights, g: optim.RMSProp(weights, g, eps, decay, momentum, centered))
+    ours = run(lambda weights, g: optim.RMSProp(weights.as_subclass(kind), g, eps, decay, momentum, centered))
     np.testing.assert_allclose(ours.numpy(), w, rtol=2e-4, atol=2e-5)
+
+
+def test_uncentered_rmsprop_by_hand() -> None:
+    """One step from zero: the mean of squares is (1 - decay) g^2, and nothing is subtracted from it."""
+    weights, gradient = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, -4.0, 0.0])
+    optimizer = optim.RMSProp(weights, gradient, eps=0.0625, decay=0.75, centered=False)
+    optimizer.step(0.5)
+    # sqrt(4/4 + 1/16) and sqrt(16/4 + 1/16); a gradient of 0 moves nothing
+    assert weights.tolist() == pytest.approx([1 - 1 / math.sqrt(1.0625), 2 + 2 / math.sqrt(4.0625), 3], abs=1e-6)
+    assert not optimizer.state()["mean"].any()
 
 
 def test_sgd_is_the_formula() -> None:
@@ -82,6 +99,7 @@ def test_sgd_is_the_formula() -> None:
 MAKERS: dict[str, Callable[[torch.Tensor, torch.Tensor], optim.Optimizer]] = {
     "adam": lambda w, g: optim.Adam(w, g, 1e-5),
     "rmsprop": lambda w, g: optim.RMSProp(w, g, 0.01, 0.95, 0.9),
+    "uncentered": lambda w, g: optim.RMSProp(w, g, 0.01, 0.99, 0.0, centered=False),
     "sgd": optim.SGD,
 }
 

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from veldt.algorithms.dqn import DQN
+from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.block import Window, observation
 from veldt.counters import Counters
 from veldt.envs import make_env
@@ -194,6 +195,56 @@ def test_recurrent_state_starts_at_zero_with_every_episode() -> None:
     assert np.array(seen).T.tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 0]]
     who.reset(0)
     assert ask(who, record(2))["action"].tolist() == [0, 0]
+
+
+def test_the_state_that_is_recorded_is_the_one_before_the_step() -> None:
+    """Zero where an episode begins; and what was handed out does not change afterwards."""
+    who = policy(algorithm=Recurrent())
+    begins = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 0, 1]], np.bool_)
+    told = []
+    for t in range(5):
+        step = record(2)
+        step["first"] = begins[:, t]
+        told.append(ask(who, step))
+    for t, out in enumerate(told):
+        assert out["h"].shape == (2, 1)
+        np.testing.assert_array_equal(out["h"][:, 0], out["action"], err_msg=str(t))
+    assert np.array([out["h"][:, 0] for out in told]).T.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+
+
+def test_a_recurrent_network_sees_the_reward() -> None:
+    """And nobody else is given it."""
+    for lstm in (0, 4):
+        for history in (1, 3):
+            who = policy(algorithm=VTraceActorCritic(hidden=(8,), lstm=lstm, history=history))
+            with torch.no_grad():
+                who.vector.normal_(generator=torch.Generator().manual_seed(0))
+            told = []
+            for reward in (0.0, 0.7):
+                who.reset(0)
+                told.append(ask(who, record(1, 0.5, first=True) | {"reward": np.full(1, reward, np.float32)})["logits"])
+            assert np.allclose(*told) == (lstm == 0)
+
+
+def test_a_policy_that_is_asked_to_says_which_weights_it_acted_with() -> None:
+    params = LatestParams()
+    who = policy(params, algorithm=VTraceActorCritic(hidden=(8,)), refresh=2)
+    size, versions = len(who.vector), []
+    for version in (3, 5, 9, 11):
+        params.publish(Weights(version, np.full(size, 0.01 * version, np.float32)))
+        out = ask(who, record(3))
+        assert out["version"].dtype == np.int64 and out["version"].shape == (3,)
+        versions.append(out["version"].tolist())
+    assert versions == [[3] * 3, [3] * 3, [9] * 3, [9] * 3], "not which are the newest"
+    assert "version" not in ask(policy(), record(3))
+
+
+def test_a_policy_that_explores_by_itself_tells_no_amount() -> None:
+    who = policy(algorithm=VTraceActorCritic(hidden=(8,)), explore=np.ones(2))
+    ask(who, record(2))
+    assert who.metrics() == {"lag_updates": 0.0}
+    who.counters.put("learner_steps", 7)
+    assert who.metrics() == {"lag_updates": 7.0}
 
 
 def test_a_restored_policy_draws_the_same() -> None:
