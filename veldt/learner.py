@@ -105,6 +105,8 @@ class Learner:
         batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
+            if loss.after is not None:
+                loss.after()
             self.store.update(sample.keys, loss.priorities.cpu().numpy())
         elif buffers is not None:
             self._buffers.copy_(buffers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -55,6 +55,7 @@ class Loss(NamedTuple):
     losses: dict[str, Tensor]  # a scalar for each group of parameters, by the prefix of their names; "" is all
     priorities: Tensor  # [B], finite and not negative
     metrics: dict[str, Tensor]  # their means are reported
+    after: Callable[[], None] | None = None  # called once the update was made
 
 
 class Algorithm(Protocol):

@@ -14,6 +14,7 @@ LSTM over features, last action and reward  `lstm`; reset where an episode begin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,7 +39,8 @@ SLOWEST = 0.01  # part of a batch's in the mean square of value targets; at firs
 class PolicyAndValue(nn.Module):
     """A torso, an LSTM if `lstm` > 0, and a linear head: observations -> parameters of the policy [..., P], value [...].
 
-    The value is in units of `scale`, the root mean square of what it has learned so far, where that is more than 1.
+    The head gives the value in units of `scale`: the root mean square of value targets so far, where that is more than 1.
+    When the scale changes, so does the head, and values stay as they are (van Hasselt et al. 2016, without the mean).
     """
 
     square: Tensor  # [], mean square of value targets
@@ -59,10 +61,14 @@ class PolicyAndValue(nn.Module):
     def scale(self) -> Tensor:
         return self.square.sqrt().clamp_min(1)
 
-    def see(self, mean_square: Tensor) -> None:
-        """Of the value targets of one more batch."""
+    @torch.no_grad()
+    def rescale(self, mean_square: Tensor) -> None:
+        """Counts in the value targets of one more batch."""
+        before = self.scale
         self.batches += 1
         self.square.lerp_(mean_square, (1 / self.batches).clamp_min(SLOWEST))
+        self.head.weight[-1] *= before / self.scale
+        self.head.bias[-1] *= before / self.scale
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Of rows [B, ...]."""
@@ -81,7 +87,7 @@ class PolicyAndValue(nn.Module):
 
     def _out(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = self.head(x)
-        return self.distribution.normalize(out[..., :-1]), out[..., -1]
+        return self.distribution.normalize(out[..., :-1]), out[..., -1] * self.scale
 
 
 @dataclass(frozen=True)
@@ -196,9 +202,7 @@ class VTraceActorCritic:
         """Of unrolls [B, T + 1]: the steps 0 ... T - 1 train, the row T bootstraps them."""
         assert isinstance(net, PolicyAndValue)
         distribution, at = net.distribution, self.history - 1
-        parameters, raw = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
-        scale = net.scale.clone() if self.normalize else torch.ones((), device=raw.device)
-        value = raw * scale
+        parameters, value = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
         pi, mu = parameters[:, :-1], batch["logits"][:, at:-1]
         taken = batch[distribution.taken][:, at:-1]  # [B, T, ...]
         log_pi = distribution.log_prob(pi, taken)  # [B, T]
@@ -210,12 +214,10 @@ class VTraceActorCritic:
             kl = distribution.kl(mu, pi)
         mask = torch.from_numpy(trains).to(value)
         steps = max(1, int(trains.sum()))
-        if self.normalize:
-            net.see((learned.target.square() * mask).sum() / steps)
         entropy = distribution.entropy(pi)
         each = (
-            self.baseline_cost * 0.5 * ((learned.target - value[:, :-1]) / scale).square()
-            - learned.advantage / scale * log_pi
+            self.baseline_cost * 0.5 * ((learned.target - value[:, :-1]) / net.scale).square()
+            - learned.advantage / net.scale * log_pi
             - self.entropy_cost * entropy
         )
         loss = (each * mask).sum() / (1 if self.sum_losses else steps)
@@ -227,7 +229,9 @@ class VTraceActorCritic:
             "kl": (kl * mask).sum() / steps,
             "ratio_clipped": ((ratio > self.clip_rho) * mask).sum() / steps,
         }
-        return Loss({"": loss}, torch.zeros(len(value)), metrics)
+        mean_square = (learned.target.square() * mask).sum() / steps
+        after = partial(net.rescale, mean_square) if self.normalize else None
+        return Loss({"": loss}, torch.zeros(len(value)), metrics, after)
 
     def _forward(self, net: PolicyAndValue, batch: Batch) -> tuple[Tensor, Tensor]:
         """Parameters of the policy [B, T + 1, P] and values [B, T + 1]."""
@@ -248,8 +252,10 @@ class VTraceActorCritic:
         reward, discount = (batch.host[name][:, self.history - 1 :] for name in ("reward", "discount"))
         if self.clip_reward:
             reward = reward.clip(-self.clip_reward, self.clip_reward)
-        trusted = ratio if self.correction == "vtrace" else torch.ones_like(ratio)
-        how = (self.gamma, self.lambda_, self.clip_rho, self.clip_c, self.clip_rho)
+        trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_rho)
+        if self.correction != "vtrace":  # nothing to clip
+            trusted, clips = torch.ones_like(ratio), (1.0, 1.0, 1.0)
+        how = (self.gamma, self.lambda_, *clips)
         if value.device.type == "cpu":
             found = vtrace(value.numpy(), reward, discount, trains, trusted.numpy(), *how)
             out = VTrace(*map(torch.from_numpy, found))

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from veldt import recipes
+from veldt.bench.peers import NEVER, PEERS, measure, medians, run_json, side_by_side, train
 from veldt.bench.timing import machine
 from veldt.config import Config
-from veldt.errors import UserError
 from veldt.program import Program
-from veldt.runtime import Nodes
-from veldt.runtime.local import Local
 from veldt.topologies.apex import apex
-
-WARM_S = 2.0
-PEERS = Path("benchmarks/peers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +46,7 @@ class ApexBench:
             turns["bare"].append(self._bare())
             if self.rllib_python:
                 turns["rllib"].append(self._rllib())
-        rates = {name: _medians(lines) for name, lines in turns.items() if lines}
+        rates = {name: medians(lines) for name, lines in turns.items() if lines}
         results: dict[str, dict[str, float]] = {}
         for name, line in rates.items():
             results[f"{name}, both at once"] = line
@@ -76,25 +66,14 @@ class ApexBench:
         config = bench_config(self.actors, self.envs, seed)
         program = Program()
         apex(program, config, config.envs().spec)
-        marks: list[tuple[float, int, int]] = []
-
-        def until(nodes: Nodes) -> bool:
-            now, steps, updates = time.perf_counter(), nodes.count("env_steps"), nodes.count("learner_steps")
-            if (not marks and updates) or (len(marks) == 1 and now - marks[0][0] > WARM_S):
-                marks.append((now, steps, updates))
-            if len(marks) == 2 and now - marks[1][0] > self.seconds:
-                marks.append((now, steps, updates))
-            return len(marks) == 3
-
-        Local().run(program, until)
-        (t0, steps0, updates0), (t1, steps1, updates1) = marks[1:]
+        rates = measure(program, self.seconds, ("env_steps", "learner_steps"))
         return {
-            "env_steps_per_s": (steps1 - steps0) / (t1 - t0),
-            "samples_per_s": config.learner.batch * (updates1 - updates0) / (t1 - t0),
+            "env_steps_per_s": rates["env_steps"],
+            "samples_per_s": config.learner.batch * rates["learner_steps"],
         }
 
     def _rllib(self) -> dict[str, float]:
-        found = _run_json(self.rllib_python, PEERS / "rllib_dqn.py", "--fragment", "auto", "--seconds", str(self.seconds))
+        found = run_json(self.rllib_python, PEERS / "rllib_dqn.py", "--fragment", "auto", "--seconds", str(self.seconds))
         return {
             "env_steps_per_s": found["env_steps_per_second"],
             "samples_per_s": found["samples_trained_per_second"],
@@ -103,20 +82,20 @@ class ApexBench:
 
     def _bare(self) -> dict[str, float]:
         words = f"{self.envs}, {self.seconds}"
-        loops = [_start(f"from veldt.bench.apex import bare_{name}; bare_{name}({words})") for name in ("learner", "actor")]
-        learner, actor = (json.loads(loop.communicate(timeout=60 + 4 * self.seconds)[0]) for loop in loops)
+        codes = [f"from veldt.bench.apex import bare_{name}; bare_{name}({words})" for name in ("learner", "actor")]
+        learner, actor = side_by_side(codes, self.seconds)
         return {"env_steps_per_s": actor, "samples_per_s": learner}
 
     def _solving(self) -> dict[str, dict[str, float]]:
         """Seconds from the command to the first update, and to the first evaluation of 20 greedy episodes >= 475."""
         first, solved, theirs = [], [], []
         for seed in range(self.seeds):
-            began, lines = _train(seed)
-            first.append(next(line["first_update_s"] for line in lines if "first_update_s" in line))
-            solved.append(next((began + line["time_s"] for line in lines if (line.get("eval_return") or 0) >= 475), 1e9))
+            updated, reached = train("apex-dqn", seed, 5_000)
+            first.append(updated)
+            solved.append(reached)
             if self.sb3_python:
-                found = _run_json(self.sb3_python, PEERS / "sb3_time.py", "--seed", str(seed))["seconds"]
-                theirs.append(1e9 if found is None else found)
+                found = run_json(self.sb3_python, PEERS / "sb3_time.py", "--seed", str(seed))["seconds"]
+                theirs.append(NEVER if found is None else found)
         results = {
             "ours, from the command on": {
                 "s_to_first_update": statistics.median(first),
@@ -179,32 +158,3 @@ def bare_actor(envs: int, seconds: float) -> None:
         if count == 200:
             began = time.perf_counter()
     print(json.dumps(envs * (count - 200) / (time.perf_counter() - began)))
-
-
-def _train(seed: int) -> tuple[float, list[dict[str, Any]]]:
-    """How long after the command a run began to count its time, and its metrics."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = ["train", "apex-dqn", "--env", "CartPole-v1", "--seed", str(seed), "--run", f"{directory}/run", "--quiet"]
-        subprocess.run([sys.executable, "-m", "veldt", *command, "--eval.every", "5000"], check=True, timeout=300)
-        lines = [json.loads(line) for line in Path(directory, "run", "metrics.jsonl").read_text().splitlines()]
-    first = next(line for line in lines if "first_update_s" in line)
-    return first["first_update_s"] - first["first_update_time_s"], lines
-
-
-def _start(code: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def _run_json(python: str, script: Path, *flags: str) -> dict[str, Any]:
-    if not script.exists():
-        raise UserError(f"{script} is not here; run this from the root of the repository.")
-    done = subprocess.run([python, str(script), *flags], capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise UserError(f"{script} failed: {done.stderr[-500:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def _medians(lines: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(line[name] for line in lines) for name in lines[0]}

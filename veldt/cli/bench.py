@@ -14,6 +14,7 @@ BENCHES = {
     "dqn": "veldt.bench.dqn:DqnBench",
     "replay": "veldt.bench.replay:ReplayBench",
     "apex": "veldt.bench.apex:ApexBench",
+    "impala": "veldt.bench.impala:ImpalaBench",
     "scaling": "veldt.bench.scaling:ScalingBench",
     "transport": "veldt.bench.transport:TransportBench",
 }

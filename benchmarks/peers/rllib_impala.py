@@ -1,0 +1,243 @@
+"""RLlib IMPALA (new API stack) on CartPole-v1: seconds to the first update, environment steps/s, seconds to a return.
+
+    python benchmarks/peers/rllib_impala.py --seconds 30
+    python benchmarks/peers/rllib_impala.py --fragment 20 --until 475 --seconds 120
+
+A 64-64 network that policy and value share, 2 runners of 8 environments, V-trace with RLlib's own thresholds, its tuned
+value loss of 0.05 and gradients clipped to a norm of 40. An update takes one round of one runner. The last line printed is
+a JSON object. All steps are counted outside RLlib's own metrics, by the learner: those of the episodes that it was given
+(env_steps), and of them those whose update is done (trained).
+
+--until     Stop as soon as 20 greedy episodes average this return, or after --seconds from process start. They are played
+            once a second, in the driver, with the learner's present weights, in one batched environment; until_seconds is
+            from process start, without the time that these evaluations took. Without --until the rates are measured for
+            --seconds after --warmup, and the evaluation comes at the end alone.
+
+Ray makes its workers nice (15), so that whatever else runs goes first; here they are not.
+
+What was tried, on two cores that others used too. Steps are those of all processes for each second of CPU time that they
+used, which such company disturbs less than the rate:
+
+--wait      0, RLlib's own, has the driver poll for samples without a pause, on a core that runners and learner need: 1,100
+            steps (2,000 with --learners 1); 0.02 s: 3,500 (4,300).
+--vectorize sync: 3,500; vector_entry_point (CartPole batched in numpy): 4,200 and 4,900.
+--fragment  environment steps of each environment in a round: 20: 2,400; 50, RLlib's own: 4,200 and 4,900; 100: 5,100.
+            So the default, for the rates, is 100; but rounds of 20 learn from fewer steps.
+--in-flight 2 rounds at once for each runner: 4,400, no clear gain over 1, and weights are older.
+--learners  1, a process of its own: 3,400, against 4,200 in the driver's.
+
+And environment steps until 20 greedy episodes average 475, one run each:
+
+    --fragment 50 --lr 5e-4 --entropy 0             205,000 (its tuned example, but for the network)
+    --fragment 50 --lr 3e-3 --entropy 0             64,000
+    --fragment 50 --lr 3e-3                         49,000, 163,000; --learners 1: 71,000; --in-flight 2: not in 254,000
+    --fragment 50 --lr 5e-3                         25,000
+    --fragment 20 --lr 2e-3 --entropy 0             32,000
+    --fragment 20 --lr 3e-3                         16,000, 23,000, 23,000; two rounds an update: 82,000
+    --fragment 20 --lr 5e-3                         8,000, 29,000, 37,000, 92,000
+    --fragment 20 --lr 3e-3 --vf-coeff 0.5          130,000 (with relu and gradients clipped to a norm of 1)
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+import argparse
+import json
+import logging
+import time
+import warnings
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import ray
+import torch
+from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+EPISODES = 20
+ITERATION_S = 1.0  # of one call of train()
+
+
+def process_age() -> float:
+    """Seconds since the process began, to 10 ms where the kernel tells its start in ticks since boot."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.time() - psutil.Process().create_time()
+
+
+class Counts(NamedTuple):
+    received: int  # environment steps that came to the learner
+    trained: int  # of them, in updates that are done
+    updates: int
+    first: float | None  # time.time() when the first update was done
+
+
+class CountingLearner(IMPALATorchLearner):
+    """Counts the steps of the episodes that it is given, and those whose update is done."""
+
+    def build(self) -> None:
+        self.counts = Counts(0, 0, 0, None)
+        self.waiting: deque[int] = deque()  # steps of the updates that are not done
+        super().build()
+
+    def _make_batch_if_necessary(self, training_data: Any) -> Any:
+        if training_data.episodes is not None:
+            steps = sum(map(len, training_data.episodes))
+            self.counts = self.counts._replace(received=self.counts.received + steps)
+            self.waiting.append(steps)
+        return super()._make_batch_if_necessary(training_data)
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        super().after_gradient_based_update(timesteps=timesteps)
+        received, trained, updates, first = self.counts
+        self.counts = Counts(received, trained + self.waiting.popleft(), updates + 1, first or time.time())
+
+
+def counted(algorithm: IMPALA) -> Counts:
+    (found,) = algorithm.learner_group.foreach_learner(lambda learner: learner.counts)
+    return found.get() if hasattr(found, "get") else found
+
+
+class Evaluation:
+    """Greedy episodes, one in each of 20 CartPoles that are stepped as one, with the learner's present weights."""
+
+    def __init__(self, algorithm: IMPALA, seed: int) -> None:
+        self.algorithm = algorithm
+        self.module = algorithm.env_runner.module  # the driver's own, which does not sample
+        self.env = gym.make_vec("CartPole-v1", num_envs=EPISODES, vectorization_mode="vector_entry_point")
+        self.env.reset(seed=seed)
+        self.seconds = 0.0
+
+    @torch.no_grad()
+    def play(self) -> float:
+        """The mean return of the first episode of each environment."""
+        began = time.perf_counter()
+        self.module.set_state(self.algorithm.learner_group.get_weights()[DEFAULT_MODULE_ID])
+        obs, _ = self.env.reset()
+        running = np.ones(EPISODES, dtype=bool)
+        total = np.zeros(EPISODES)
+        while running.any():
+            logits = self.module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
+            obs, reward, terminated, truncated, _ = self.env.step(logits.argmax(1).numpy())
+            total += reward * running
+            running &= ~(terminated | truncated)
+        self.seconds += time.perf_counter() - began
+        return float(total.mean())
+
+
+def make_config(args: argparse.Namespace) -> IMPALAConfig:
+    """The benchmark's settings as an RLlib configuration."""
+    return (
+        IMPALAConfig()
+        .environment("CartPole-v1")
+        .env_runners(
+            num_env_runners=args.runners,
+            num_envs_per_env_runner=args.envs,
+            rollout_fragment_length=args.fragment,
+            gym_env_vectorize_mode=args.vectorize,
+            max_requests_in_flight_per_env_runner=args.in_flight,
+        )
+        .learners(num_learners=args.learners, learner_class=CountingLearner)
+        .training(
+            lr=args.lr,
+            train_batch_size_per_learner=args.batch or args.envs * args.fragment,
+            grad_clip=40.0,
+            grad_clip_by="global_norm",
+            vf_loss_coeff=args.vf_coeff,
+            entropy_coeff=args.entropy,
+            timeout_s_sampler_manager=args.wait,
+        )
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=[args.hidden, args.hidden], fcnet_activation="tanh", vf_share_layers=True
+            )
+        )
+        .reporting(min_time_s_per_iteration=ITERATION_S)
+        .fault_tolerance(restart_failed_env_runners=False)
+        .debugging(log_level="ERROR", seed=args.seed)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the measured stretch; with --until, of all")
+    parser.add_argument("--warmup", type=float, default=5.0, help="seconds of learning before it; with --until none")
+    parser.add_argument("--until", type=float, default=None, help="stop at this return of 20 greedy episodes")
+    parser.add_argument("--runners", type=int, default=2, help="processes that step environments")
+    parser.add_argument("--envs", type=int, default=8, help="environments in each")
+    parser.add_argument("--fragment", type=int, default=100, help="steps of each environment in a round of sampling")
+    parser.add_argument("--batch", type=int, default=0, help="steps in an update, whole rounds; 0: one round of one runner")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate; 5e-4 is RLlib's own")
+    parser.add_argument("--entropy", type=float, default=0.01, help="weight of the entropy; 0.01 is RLlib's own")
+    parser.add_argument("--vf-coeff", type=float, default=0.05, help="weight of the value loss; 0.5 is RLlib's own")
+    parser.add_argument("--hidden", type=int, default=64, help="units of each of the two layers")
+    parser.add_argument("--learners", type=int, choices=(0, 1), default=0, help="0: in the driver; 1: a process of its own")
+    parser.add_argument("--wait", type=float, default=0.02, help="seconds that the driver waits for samples at once")
+    parser.add_argument("--in-flight", type=int, default=1, help="rounds that a runner may be asked for at once")
+    parser.add_argument("--vectorize", choices=("sync", "vector_entry_point"), default="vector_entry_point")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    cpus = args.runners + args.learners
+    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
+    logging.disable(logging.CRITICAL)
+    algorithm = make_config(args).build_algo()
+    built = process_age()
+    evaluation = Evaluation(algorithm, args.seed + 10_000)
+    while (first := counted(algorithm).first) is None:
+        algorithm.train()
+    first -= time.time() - process_age()
+    reached, last, began = None, {}, time.perf_counter()
+    if args.until is None:
+        while time.perf_counter() < began + args.warmup:
+            algorithm.train()
+        began, before = time.perf_counter(), counted(algorithm)
+        while time.perf_counter() < began + args.seconds:
+            last = algorithm.train()
+        took, after = time.perf_counter() - began, counted(algorithm)
+        final = evaluation.play()
+    else:
+        before, final = counted(algorithm), evaluation.play()
+        while final < args.until and process_age() - evaluation.seconds < args.seconds:
+            last = algorithm.train()
+            final = evaluation.play()
+        took, after = time.perf_counter() - began - evaluation.seconds, counted(algorithm)
+        reached = round(process_age() - evaluation.seconds, 3) if final >= args.until else None
+    result = {
+        "ray": ray.__version__,
+        "first_update_seconds": round(first, 3),
+        "built_seconds": round(built, 3),
+        "env_steps_per_second": round((after.received - before.received) / took, 1),
+        "env_steps_trained_per_second": round((after.trained - before.trained) / took, 1),
+        "updates_per_second": round((after.updates - before.updates) / took, 2),
+        "until_seconds": reached,
+        "greedy_return": round(final, 2),
+        "episode_return_mean": round(float(last.get("env_runners", {}).get("episode_return_mean", np.nan)), 2),
+        "measured_seconds": round(took, 3),
+        "eval_seconds": round(evaluation.seconds, 3),
+        "total_env_steps": after.received,
+        "total_updates": after.updates,
+        "settings": vars(args),
+    }
+    algorithm.stop()
+    ray.shutdown()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

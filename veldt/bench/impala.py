@@ -1,0 +1,200 @@
+"""IMPALA on CartPole: against the limits of the machine, and against RLlib.
+
+The limits are two plain loops that run side by side: one acts with the same network in the same environments, the other
+takes bare torch steps on a batch that is there. As each step that was acted is trained once, cores that did nothing else
+would come to cores / (1 / acted + 1 / trained) steps a second: the rates of one core each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+from veldt import recipes
+from veldt.bench.peers import NEVER, PEERS, SOLVED, measure, medians, run_json, side_by_side, train
+from veldt.bench.timing import machine
+from veldt.config import Config
+from veldt.program import Program
+from veldt.topologies.impala import impala
+
+EVAL_EVERY = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaBench:
+    """IMPALA on CartPole against bare loops and RLlib: steps acted and trained a second, and the time to solve it."""
+
+    seconds: float = 8.0
+    """Of one turn."""
+    rounds: int = 3
+    """Turns that each contender gets."""
+    actors: int = 2
+    """Processes that act."""
+    envs: int = 8
+    """Environments of each."""
+    seeds: int = 3
+    """Runs for the time until CartPole is solved."""
+    rllib_python: str = ""
+    """A Python that has RLlib; without it RLlib is left out."""
+    rllib_limit: float = 120.0
+    """Seconds that RLlib has to solve CartPole; a run that does not is counted as if it had at this time."""
+
+    def run(self) -> dict[str, Any]:
+        turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": [], "rllib": []}
+        for turn in range(self.rounds):
+            turns["ours"].append(self._ours(turn))
+            turns["bare"].append(self._bare())
+            if self.rllib_python:
+                turns["rllib"].append(self._rllib(turn))
+        rates = {name: medians(lines) for name, lines in turns.items() if lines}
+        titles = {"ours": "ours", "bare": "bare loops, one core each", "rllib": "rllib"}
+        results = {titles[name]: line for name, line in rates.items()}
+        ours, bare = rates["ours"], rates["bare"]
+        cores = min(len(os.sched_getaffinity(0)), self.actors + 1)
+        acted, trained = bare["env_steps_per_s"], bare["steps_trained_per_s"]
+        limit = min(trained, self.actors * acted, cores / (1 / acted + 1 / trained))
+        results["ours / bare"] = {f"env_steps_per_s, {cores} cores": ours["env_steps_per_s"] / limit}
+        if "rllib" in rates:
+            peer = rates["rllib"]
+            names = ("env_steps_per_s", "steps_trained_per_s")
+            results["ours / rllib"] = {name: ours[name] / peer[name] for name in names}
+        results |= self._solving()
+        return {"machine": machine(), "results": results}
+
+    def _ours(self, seed: int) -> dict[str, float]:
+        config = bench_config(self.actors, self.envs, seed)
+        program = Program()
+        impala(program, config, config.envs().spec)
+        rates = measure(program, self.seconds, ("env_steps", "episodes", "learner_steps"), ("policy_lag",))
+        # An unroll has a row for each step, and one for the end of each episode, which does not train.
+        rows, acted = rates["env_steps"] + rates["episodes"], rates["env_steps"]
+        learned = rates["learner_steps"] * config.learner.batch * config.algorithm.unroll
+        return {
+            "env_steps_per_s": acted,
+            "steps_trained_per_s": learned * acted / rows,
+            "steps_trained / env_steps": learned / rows,
+            "updates_per_s": rates["learner_steps"],
+            "policy_lag_updates": rates["policy_lag"],
+        }
+
+    def _rllib(self, seed: int) -> dict[str, float]:
+        flags = ("--seconds", str(self.seconds), "--seed", str(seed))
+        found = run_json(self.rllib_python, PEERS / "rllib_impala.py", *self._size(), *flags)
+        acted, learned = found["env_steps_per_second"], found["env_steps_trained_per_second"]
+        return {
+            "env_steps_per_s": acted,
+            "steps_trained_per_s": learned,
+            "steps_trained / env_steps": learned / acted,
+            "updates_per_s": found["updates_per_second"],
+            "s_to_first_update": found["first_update_seconds"],
+        }
+
+    def _size(self) -> tuple[str, ...]:
+        return ("--runners", str(self.actors), "--envs", str(self.envs))
+
+    def _bare(self) -> dict[str, float]:
+        words = f"{self.envs}, {self.seconds}"
+        codes = [f"from veldt.bench.impala import bare_{name}; bare_{name}({words})" for name in ("learner", "actor")]
+        learner, actor = side_by_side(codes, self.seconds)
+        return {"env_steps_per_s": actor, "steps_trained_per_s": learner}
+
+    def _solving(self) -> dict[str, dict[str, float]]:
+        """Seconds from the command to the first update, and to the first evaluation of 20 greedy episodes >= 475."""
+        ours, theirs = [], []
+        for seed in range(self.seeds):
+            ours.append(train("impala", seed, EVAL_EVERY))
+            if self.rllib_python:
+                limit = ("--until", str(SOLVED), "--seconds", str(self.rllib_limit))
+                flags = (*self._size(), "--fragment", "20", *limit, "--seed", str(seed))
+                found = run_json(self.rllib_python, PEERS / "rllib_impala.py", *flags)
+                theirs.append((found["first_update_seconds"], found["until_seconds"] or NEVER))
+        results = {"ours, from the command on": _times(ours, NEVER)}
+        if theirs:
+            results["rllib, from the command on"] = _times(theirs, self.rllib_limit)
+            names = ("s_to_first_update", "s_to_475")
+            one, other = results.values()
+            results["ours / rllib, from the command on"] = {name: one[name] / other[name] for name in names}
+        return results
+
+
+def _times(runs: list[tuple[float, float]], limit: float) -> dict[str, float]:
+    first, solved = ([run[i] for run in runs] for i in (0, 1))
+    return {
+        "s_to_first_update": statistics.median(first),
+        "s_to_475": statistics.median(min(limit, time_s) for time_s in solved),
+        "s_to_475_worst": min(limit, max(solved)),
+        "part of the seeds solved": sum(time_s < NEVER for time_s in solved) / len(solved),
+    }
+
+
+def bench_config(actors: int, envs: int, seed: int) -> Config:
+    """The recipe, without end and without evaluations."""
+    settings: dict[str, Any] = {"actors": actors, "envs_per_actor": envs, "learner.anneal": False, "eval.every": 0}
+    return recipes.make("impala", "CartPole-v1", seed=seed, steps=1 << 40, **settings)
+
+
+def bare_learner(envs: int, seconds: float) -> None:
+    """Prints steps trained a second of plain torch steps on a batch that is there, with V-trace compiled."""
+    import numpy as np
+    import torch
+
+    from veldt.returns import vtrace
+
+    torch.set_num_threads(1)
+    config = bench_config(1, envs, 0)
+    algorithm, batch, unroll = config.algorithm, config.learner.batch, config.algorithm.unroll
+    net = algorithm.network(config.envs().spec)
+    optimizer = torch.optim.Adam(net.parameters(), config.learner.lr, fused=True)
+    obs = torch.randn(batch * (unroll + 1), 4)
+    action = torch.randint(2, (batch, unroll, 1))
+    mu = torch.full((batch, unroll), float(np.log(0.5)))
+    reward, discount = np.ones((2, batch, unroll + 1), np.float32)
+    trains = np.ones((batch, unroll), bool)
+
+    def step() -> None:
+        logits, value = (x.unflatten(0, (batch, unroll + 1)) for x in net(obs))
+        logits = logits[:, :-1]
+        log_pi = logits.gather(2, action)[:, :, 0]
+        ratio = (log_pi.detach() - mu).exp().numpy()
+        found = vtrace(value.detach().numpy(), reward, discount, trains, ratio, algorithm.gamma)
+        target, advantage = map(torch.from_numpy, found)
+        entropy = -(logits.exp() * logits).sum(2)
+        each = algorithm.baseline_cost * 0.5 * (target - value[:, :-1]).square() - advantage * log_pi
+        optimizer.zero_grad()
+        (each - algorithm.entropy_cost * entropy).mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), config.learner.clip_norm)
+        optimizer.step()
+
+    count = 0
+    for _ in range(200):
+        step()
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        step()
+        count += 1
+    print(json.dumps(batch * unroll * count / (time.perf_counter() - began)))
+
+
+def bare_actor(envs: int, seconds: float) -> None:
+    """Prints env steps a second of a loop that only acts, drawing from the policy, in plain environments."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    config = bench_config(1, envs, 0)
+    vector = config.envs(envs)
+    net: Any = config.algorithm.network(vector.spec).requires_grad_(False)
+    env, rng, explore = vector.env, np.random.default_rng(0), np.ones(envs)
+    obs, _ = env.reset(seed=0)
+    began, count = 0.0, 0
+    while count < 200 or time.perf_counter() - began < seconds:
+        logits, _ = net(torch.from_numpy(obs))
+        obs, *_ = env.step(net.distribution.draw(logits.numpy(), explore, rng)["action"])
+        count += 1
+        if count == 200:
+            began = time.perf_counter()
+    print(json.dumps(envs * (count - 200) / (time.perf_counter() - began)))

@@ -1,0 +1,85 @@
+"""What benchmarks of whole runs share: rates of a running program, runs from the command line, loops and peers beside."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from veldt.errors import UserError
+from veldt.program import Program
+from veldt.runtime import Nodes
+from veldt.runtime.local import Local
+
+WARM_S = 2.0
+GAUGE_S = 0.25
+SOLVED = 475.0  # CartPole, the mean of 20 greedy episodes
+NEVER = 1e9  # seconds
+PEERS = Path("benchmarks/peers")
+
+
+def measure(program: Program, seconds: float, counters: tuple[str, ...], gauges: tuple[str, ...] = ()) -> dict[str, float]:
+    """By how much counters grow a second, once a run is warm, and the means of metrics."""
+    marks: list[tuple[float, list[int]]] = []
+    seen: dict[str, list[float]] = {name: [] for name in gauges}
+    looked = 0.0
+
+    def until(nodes: Nodes) -> bool:
+        nonlocal looked
+        now, counts = time.perf_counter(), [nodes.count(name) for name in counters]
+        begun = not marks and nodes.count("learner_steps") > 0
+        if begun or (marks and now - marks[-1][0] > (WARM_S if len(marks) == 1 else seconds)):
+            marks.append((now, counts))
+        if gauges and len(marks) == 2 and now - looked > GAUGE_S:
+            looked, told = now, nodes.metrics()
+            for name in gauges:
+                seen[name] += [told[name]] if name in told else []
+        return len(marks) == 3
+
+    Local().run(program, until)
+    (t0, before), (t1, after) = marks[1:]
+    rates = {name: (b - a) / (t1 - t0) for name, a, b in zip(counters, before, after, strict=True)}
+    return rates | {name: statistics.fmean(values or [float("nan")]) for name, values in seen.items()}
+
+
+def train(recipe: str, seed: int, eval_every: int) -> tuple[float, float]:
+    """Seconds from the command `veldt train` to the first update, and to the first evaluation that solves CartPole."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = ["train", recipe, "--env", "CartPole-v1", "--seed", str(seed), "--run", f"{directory}/run", "--quiet"]
+        every = ["--eval.every", str(eval_every)]
+        subprocess.run([sys.executable, "-m", "veldt", *command, *every], check=True, timeout=300)
+        lines = [json.loads(line) for line in Path(directory, "run", "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if "first_update_s" in line)
+    began = first["first_update_s"] - first["first_update_time_s"]  # when the run began to count its time
+    solved = (began + line["time_s"] for line in lines if (line.get("eval_return") or 0) >= SOLVED)
+    return first["first_update_s"], next(solved, NEVER)
+
+
+def side_by_side(codes: list[str], seconds: float) -> list[Any]:
+    """What pieces of Python print as JSON, each in a process of one thread, all at once for about so many seconds."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    loops = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) for code in codes
+    ]
+    return [json.loads(loop.communicate(timeout=60 + 4 * seconds)[0]) for loop in loops]
+
+
+def run_json(python: str, script: Path, *flags: str) -> dict[str, Any]:
+    """The last line that a peer's script prints."""
+    if not script.exists():
+        raise UserError(f"{script} is not here; run this from the root of the repository.")
+    done = subprocess.run([python, str(script), *flags], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise UserError(f"{script} failed: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def medians(lines: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(line[name] for line in lines) for name in lines[0]}
