@@ -211,7 +211,7 @@ def impala(env: str) -> Config:
         steps=4_000_000 if image else 300_000,
         actors=2,
         runtime="local",
-        algorithm=VTraceActorCritic(normalize=True),
+        algorithm=VTraceActorCritic(normalize=True, entropy_cost=0.02 if image else 0.01),
         actor=UnrollConfig(),
         store=_queue(16 * 20),
         learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
