@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -470,3 +471,24 @@ def test_processes_have_names_in_ps_and_in_the_run_directory(tmp_path: Path) -> 
 
     play(Local(tmp_path), program_of(config_of(), Checker), scenario)
     assert not (tmp_path / "processes.json").exists()
+
+
+def test_who_has_more_than_a_thousand_files_open_can_run_processes() -> None:
+    """Their numbers are too large for select."""
+    zygote.discard()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2_000:
+        pytest.skip("this machine allows no more files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_000), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    try:
+
+        def scenario(nodes: Any) -> Iterator[None]:
+            yield from wait(lambda: nodes.count("env_steps") > 100, 20, "100 steps")
+
+        play(Local(), program_of(config_of(), Checker), scenario)
+        zygote.discard()
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

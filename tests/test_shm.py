@@ -806,6 +806,18 @@ def test_the_other_end_is_rung_for() -> None:
         assert [bell.rung() for bell in bells] == [2, 1]
 
 
+def test_a_writer_may_ring_once_for_many_messages() -> None:
+    with memory(2) as [fd, board]:
+        bell = Bell(Memory(board, 128), 0)
+        writer = Writer(fd, bell, most=3, later=True)
+        writer.ring()
+        assert bell.rung() == 0, "for nothing it does not ring"
+        assert writer.put(record(0, 0, 40)) and writer.put(record(0, 1, 40))
+        assert bell.rung() == 0
+        writer.ring(), writer.ring()
+        assert bell.rung() == 1
+
+
 def test_a_bell_that_has_rung_since_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(shm, "_syscall", lambda *args: calls.append(args))

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.block import Schema, Window, observation, observations, trainable
@@ -73,6 +74,11 @@ class PolicyAndValue(nn.Module):
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Of rows [B, ...]."""
         return self._out(self.torso(obs))
+
+    def policy(self, obs: Any) -> Tensor:
+        """Of rows [B, ...], the parameters alone."""
+        out = F.linear(self.torso(obs), self.head.weight, self.head.bias)
+        return self.distribution.normalize(out[..., :-1])
 
     def unroll(
         self, obs: Any, taken: Tensor, reward: Tensor, first: Tensor, state: Tensors
@@ -185,12 +191,13 @@ class VTraceActorCritic:
         assert isinstance(net, PolicyAndValue)
         obs = self._see(rows)
         if not self.lstm:
-            logits = net(obs)[0].cpu().numpy()  # [n, P]
+            logits = net.policy(obs).cpu().numpy()  # [n, P]
             return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
         reward = rows["reward"][:, -1:]  # [n, 1]
         goes_on = torch.zeros(reward.shape, dtype=torch.bool, device=reward.device)  # the state is that before this row
-        logits, _, after = net.unroll(_each(obs, lambda x: x[:, None]), state[TAKEN][:, None], reward, goes_on, state)
-        logits = logits[:, 0].cpu().numpy()
+        row = _each(obs, lambda x: x[:, None])  # [n, 1, ...]
+        parameters, _, after = net.unroll(row, state[TAKEN][:, None], reward, goes_on, state)
+        logits = parameters[:, 0].cpu().numpy()
         out = {"logits": logits, **net.distribution.draw(logits, explore, rng)}
         taken = torch.from_numpy(out[net.distribution.taken]).to(reward.device)
         return out, after | {TAKEN: net.distribution.encode(taken)}

@@ -159,6 +159,7 @@ class Host:
         seed = derive(0, name, order["incarnation"])  # what forked processes share unless they are told otherwise
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
+        self._ring_later: list[Writer] = []
         self.objects = self._build(order["incarnation"])
         self.hosts = self._hosts()
         self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
@@ -193,6 +194,8 @@ class Host:
             row[DOING], row[SINCE] = SERVING, time.monotonic_ns()
             for host in self.hosts:
                 worked |= host.step()
+            for writer in self._ring_later:
+                writer.ring()
             if began - told > METRICS_S:
                 told = began
                 self._tell_metrics()
@@ -220,7 +223,11 @@ class Host:
         for process, node, seam in self.plan.channels:
             if process == self.name:
                 bell = self.board.bell(self.plan.row(self.plan.home(node)))
-                writer = Writer(self.descriptors[f"{process}>{node}"], bell, **self._room(seam))
+                # A store is told of all blocks of one step at once: each ring may wake it, and stop who is on its core.
+                later = seam == "store"
+                writer = Writer(self.descriptors[f"{process}>{node}"], bell, **self._room(seam), later=later)
+                if later:
+                    self._ring_later.append(writer)
                 back = Reader(self.descriptors[f"{process}<{node}"]) if seam == "policy" else None
                 known[node] = PORTS[seam][0](Channel(writer, back))
         objects: dict[str, Any] = {}

@@ -243,11 +243,17 @@ class Ring:
 
 
 class Writer(Ring):
-    """The writing end. Slots are as large as the largest message so far; a larger one waits until all others are read."""
+    """The writing end. Slots are as large as the largest message so far; a larger one waits until all others are read.
 
-    def __init__(self, fd: int, reader: Bell | None = None, budget: int = 16 << 20, most: int = 64) -> None:
+    Its reader's bell rings with every message; with `later` only when `ring` is called, once for all since the last time.
+    """
+
+    def __init__(
+        self, fd: int, reader: Bell | None = None, budget: int = 16 << 20, most: int = 64, later: bool = False
+    ) -> None:
         super().__init__(fd)
-        self.reader, self.budget, self.most = reader, budget, most
+        self.reader, self.budget, self.most, self.later = reader, budget, most, later
+        self._owed = False  # a ring
         self._known: dict[Any, int] = {}  # format of a message -> its number
 
     def put(self, tree: Tree) -> bool:
@@ -268,9 +274,15 @@ class Writer(Ring):
         self._write(slot, number, tree)
         self._commit(slot, head)
         self._publish(head)
-        if self.reader is not None:
-            self.reader.ring()
+        self._owed = True
+        if not self.later:
+            self.ring()
         return True
+
+    def ring(self) -> None:
+        if self._owed and self.reader is not None:
+            self.reader.ring()
+        self._owed = False
 
     def last(self) -> Tree | None:
         """Views of the newest message, read or not, of whichever life; None: none, or the slots were made larger since."""

@@ -30,6 +30,7 @@ from typing import Any
 from veldt.errors import ProcessFailed
 
 MOST_FDS = 200  # in one message
+IDLE_S = 3600.0  # of the zygote, which then looks again
 PAD = 200  # bytes of the command line that a title may be written over
 MESSAGE = 1 << 16
 START_S = 120.0  # to import everything; the first time ever, numba compiles
@@ -219,11 +220,11 @@ class Server:
     def serve(self) -> None:
         self._tell({"ready": True})
         while True:
-            readable, _, _ = select.select([self.socket.fileno(), self.wakeup], [], [])
-            if self.wakeup in readable:
+            ready = readable([self.socket.fileno(), self.wakeup], IDLE_S)
+            if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
                 self._reap()
-            if self.socket.fileno() in readable:
+            if self.socket.fileno() in ready:
                 try:
                     data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE, MOST_FDS)
                 except ConnectionResetError:  # the supervisor has not even read what we told
