@@ -51,6 +51,7 @@ def main() -> None:
             panel.grid(alpha=0.3)
     for panel in panels[-1]:
         panel.set_xlabel("env steps")
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:.0f}K")
     for panel in panels[:, 0]:
         panel.set_ylabel("greedy return")
     handles, labels = panels[0, 1].get_legend_handles_labels()
