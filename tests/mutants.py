@@ -610,8 +610,8 @@ MUTANTS = [
         "trim-evicts-one-too-many",
         "A store that is just full loses one more block.",
         "store.py",
-        "while self.size > self.capacity:",
-        "while self.size >= self.capacity:",
+        "while self.size > self.capacity and",
+        "while self.size >= self.capacity and",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
     ),
     Mutant(

@@ -188,8 +188,12 @@ def test_a_density_integrates_to_one() -> None:
 
 def test_log_deviations_are_kept_in_bounds() -> None:
     of = Gaussian(box(-1, 1, (2,)))
-    raw = torch.tensor([[-70.0, 90.0, -70.0, 90.0], [0.5, -0.5, 0.25, -1.0]])
-    assert of.normalize(raw).tolist() == [[-70.0, 90.0, LEAST, MOST], [0.5, -0.5, 0.25, -1.0]]
+    raw = torch.tensor([[-70.0, 90.0, -70.0, 90.0], [0.5, -0.5, 0.05, -0.1], [0.0, 0.0, 3.0, -9.0]], requires_grad=True)
+    out = of.normalize(raw)
+    assert out[0].tolist() == [-70.0, 90.0, LEAST, MOST]
+    torch.testing.assert_close(out[1], raw[1], rtol=1e-2, atol=0)  # near 0 nothing changes
+    out[2].sum().backward()
+    assert raw.grad is not None and (raw.grad[2] > 1e-3).all(), "there is a way back"
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (3, 2)])

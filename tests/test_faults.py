@@ -234,6 +234,25 @@ def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, recipe: str
     assert max(took) <= 10.0
 
 
+def test_a_queue_whose_checkpoint_lacks_blocks_is_resumed(tmp_path: Path) -> None:
+    """While the blocks of a checkpoint are copied the learner takes them out. It is slow here, so the queue is full."""
+    path = tmp_path / "r"
+    words = ["train", "impala", "--run", str(path), "--quiet", "--algorithm.hidden", "1024", "1024", "--eval.every", "0"]
+    command = [sys.executable, "-m", "veldt", *words, "--checkpoint.every", "4000", "--steps"]
+    process = subprocess.Popen([*command, "1000000"], cwd=tmp_path)
+    try:
+        chaos.wait_until(lambda: (path / "checkpoints" / "000002").exists(), 60, "two checkpoints")
+    finally:
+        process.kill()
+        process.wait(30)
+    loaded = Run(path).checkpoints().load()
+    assert loaded is not None
+    more = str(loaded.manifest["env_steps"] + 8_000)
+    resumed = subprocess.run([*command, more], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert Run(path).metrics[-1]["env_steps"] >= int(more)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_state_is_loaded_though_processes_die_meanwhile(recipe: str) -> None:
     saved: dict[str, Any] = {}

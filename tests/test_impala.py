@@ -89,6 +89,9 @@ def test_the_store_is_a_queue_of_unrolls() -> None:
         ({"store.capacity": "16"}, "never holds the 4 of one batch"),
         ({"store.samples_per_insert": 2.0}, "store.samples_per_insert 1"),
         ({"store.slack": 0.1}, "store.slack 0"),
+        ({"learner.prefetch": 2}, "learner.prefetch 1"),
+        ({"store.selector": "prioritized"}, "impala has no priorities"),
+        ({"learner.publish_lag": -1}, "learner.publish_lag must not be negative"),
     ],
 )
 def test_a_queue_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -101,9 +104,11 @@ def test_a_queue_that_cannot_work_is_refused(tmp_path: Path, changes: dict[str, 
     [
         ({"algorithm.unroll": 0}, "unroll >= 1"),
         ({"algorithm.gamma": 1.5}, "algorithm.gamma must be from 0 to 1"),
-        ({"algorithm.lambda_": -0.1}, "algorithm.lambda_ must be from 0 to 1"),
+        ({"algorithm.trace": -0.1}, "algorithm.trace must be from 0 to 1"),
         ({"algorithm.entropy_cost": -1.0}, "entropy_cost must not be negative"),
         ({"algorithm.clip_rho": 0.5}, "clip_c"),
+        ({"algorithm.clip_reward": float("inf")}, "clip_reward must not be negative nor infinite"),
+        ({"algorithm.stacked": ("picture",)}, "no observation .picture. to stack"),
         ({"algorithm.correction": "two-step"}, "must be one of vtrace, one-step, none"),
         ({"algorithm.network_from": "nowhere:nothing"}, "nowhere cannot be imported"),
     ],

@@ -197,7 +197,8 @@ def test_how_many_updates_lie_between_acting_and_learning() -> None:
     assert "policy_lag" not in one.metrics()
     for step in range(4):
         one.step()
-        assert one.metrics()["policy_lag"] == step - 1  # updates before this one, less the mean of the versions
+        # Updates before this one, less those before each of the versions; what a killed learner has not done yet is 0.
+        assert one.metrics()["policy_lag"] == np.maximum(0, step - np.array([0, 1, 2, 1])).mean()
     plain = learner(Store())
     plain.step()
     assert "policy_lag" not in plain.metrics()
@@ -300,6 +301,22 @@ def test_a_poisoned_batch_changes_nothing_but_a_counter(
     assert one.bad == 1
     assert all(np.isfinite(weights.vector).all() for weights in published(one))
     assert all(np.isfinite(x) for x in one.metrics().values())
+
+
+def test_what_comes_after_an_update_comes_after_it_and_only_then() -> None:
+    seen: list[Any] = []
+
+    class After(DQN):
+        def loss(self, net: Any, target: Any, batch: Any) -> Any:
+            return super().loss(net, target, batch)._replace(after=lambda: seen.append(one.vector.clone()))
+
+    one = learner(Store(lambda number: ("reward", np.nan) if number == 2 else None), After(hidden=(16,)))
+    for count in (1, 1, 2):  # the second is skipped
+        before = one.vector.clone()
+        one.step()
+        assert len(seen) == count
+        assert torch.equal(seen[-1], one.vector), "the weights were moved before"
+        assert torch.equal(before, one.vector) == (count == 1 and one.bad == 1)
 
 
 def test_ten_in_a_row_stop_the_run() -> None:

@@ -253,7 +253,6 @@ def test_a_restored_policy_draws_the_same() -> None:
     for _ in range(5):
         ask(one, record(4))
     other.load_state(one.state())
-    assert other.steps == one.steps
     for _ in range(5):
         np.testing.assert_array_equal(ask(one, record(4))["action"], ask(other, record(4))["action"])
 

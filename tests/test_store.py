@@ -291,9 +291,26 @@ def test_a_queue_forgets_a_block_that_could_not_be_read_back():
     store = make_store(Fifo, Queue(100))
     for sequence in range(3):
         store.insert(block(sequence), None)
-    assert store.drop_blocks(1, 2) == S
+    assert store.drop_blocks(1, 2) == 2 * S, "and those before it: slots are freed from the oldest on"
     store.check_valid()
-    assert store.sample(2 * S).keys.tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert store.sample(S).keys.tolist() == [8, 9, 10, 11]
+
+
+def test_a_full_queue_whose_blocks_could_not_be_read_back_takes_new_ones():
+    store = make_store(Fifo, Queue(3 * S), slots=3)
+    for sequence in range(3):
+        assert store.insert(block(sequence), None)
+    assert store.drop_blocks(0, 2) == 2 * S
+    store.check_valid()
+    assert store.insert(block(3), None) and store.insert(block(4), None)
+    assert store.sample(3 * S).keys.tolist() == list(range(2 * S, 5 * S))
+
+
+def test_a_queue_is_not_trimmed():
+    store = make_store(Fifo, Queue(S + 1), capacity=S + 1)
+    assert store.insert(block(0), None) and store.insert(block(1), None)
+    store.trim()
+    assert store.size == 2 * S
 
 
 @pytest.mark.parametrize("selector", [Prioritized, Uniform])

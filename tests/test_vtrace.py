@@ -414,7 +414,7 @@ def loss_by_definition(of: VTraceActorCritic, net: PolicyAndValue, batch: Batch)
         value = [scale * row.value.item() for row in outputs]
         trusted, clip = (ratio, of.clip_rho) if of.correction == "vtrace" else ([1.0] * of.unroll, 1.0)
         columns = (value, reward, rows["discount"][at:], trains, trusted)
-        how = (of.gamma, of.lambda_, clip, of.clip_c if of.correction == "vtrace" else 1.0)
+        how = (of.gamma, of.trace, clip, of.clip_c if of.correction == "vtrace" else 1.0)
         for t in np.flatnonzero(trains):
             target = target_by_definition(*columns, t, *how)
             advantage = advantage_by_definition(*columns, t, *how, clip)
@@ -460,7 +460,7 @@ HOWS: dict[str, dict[str, Any]] = {
     "clipped rewards": {"clip_reward": 0.5},
     "wide": {"clip_rho": 3.0, "clip_c": 2.0},
     "narrow": {"clip_rho": 0.7, "clip_c": 0.5},
-    "lambda": {"lambda_": 0.6},
+    "lambda": {"trace": 0.6},
     "none": {"correction": "none"},
     "none, narrow": {"correction": "none", "clip_rho": 0.6, "clip_c": 0.5},
     "one-step": {"correction": "one-step"},
@@ -835,7 +835,7 @@ def test_a_dict_observation_reaches_the_network_stacked_by_key() -> None:
         {"lstm": -1},
         {"hidden": (8, 0)},
         {"gamma": 1.5},
-        {"lambda_": -0.1},
+        {"trace": -0.1},
         {"clip_rho": -1.0},
         {"clip_reward": float("nan")},
         {"entropy_cost": -0.01},

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from veldt.step import is_observation
+from veldt.errors import UserError
+from veldt.step import EnvSpec, is_observation
 from veldt.tree import Array, Layout, Spec, Tree, namespace
 
 
@@ -117,6 +118,14 @@ def window_items(valid: Array, last: Array, window: Window, fresh: int) -> Array
     for j in range(window.length):
         items |= steps[..., j : j + fresh : window.stride]
     return items
+
+
+def check_stacked(env: EnvSpec, stacked: tuple[str, ...]) -> None:
+    """Raises a UserError for keys that are to be stacked and are not there."""
+    for key in stacked:
+        if f"obs/{key}" not in env.observation:
+            known = ", ".join(name.removeprefix("obs/") for name in env.observation)
+            raise UserError(f"{env.name} has no observation {key!r} to stack, only {known}.")
 
 
 def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:

@@ -173,7 +173,8 @@ class EvalConfig:
     episodes: int = 10
     """Greedy episodes of one evaluation."""
     epsilon: float = 0.0
-    """Part of their actions that is random all the same; the sigma of its noise, where actions are continuous."""
+    """Part of their actions that is random all the same; the sigma of its noise for apex-dpg; for impala the part that is
+    drawn from the policy, where otherwise the likeliest is taken."""
     max_length: int = 27_000
     """Steps after which an evaluation stops waiting for an episode's end (108K Atari frames)."""
 
@@ -266,6 +267,7 @@ class Config:
             "store.beta": self.store.beta,
             "learner.clip_norm": self.learner.clip_norm,
             "learner.momentum": self.learner.momentum,
+            "learner.publish_lag": self.learner.publish_lag,
             "eval.every": self.eval.every,
             "checkpoint.every": self.checkpoint.every,
         }
@@ -276,10 +278,7 @@ class Config:
             raise UserError(f"queue must be at least 2 blocks, not {self.queue}.")
         self.actor.check()
         check_probability("eval.epsilon", self.eval.epsilon)
-        if self.store.selector == "fifo" and (self.store.samples_per_insert != 1 or self.store.slack):
-            raise UserError(
-                "A queue (store.selector fifo) gives each item once: store.samples_per_insert 1, store.slack 0."
-            )
+        self._check_selector()
         if self.topology == "single" and self.actors > 1:
             raise UserError(
                 f"{self.recipe} has one actor, not {self.actors}; several are what apex-dqn and impala are for."
@@ -289,6 +288,18 @@ class Config:
             raise UserError(
                 f"{self.actors} actors are too many for {cores} cores: at most {ACTORS_PER_CORE * cores}; give each "
                 "of them more environments with --envs-per-actor."
+            )
+
+    def _check_selector(self) -> None:
+        store, unrolls = self.store, self.topology == "impala"
+        if store.selector == "fifo" and not unrolls:
+            raise UserError(f"store.selector fifo is a queue of unrolls, as impala has; {self.recipe} has none.")
+        if store.selector == "prioritized" and unrolls:
+            raise UserError("impala has no priorities: use store.selector fifo or uniform.")
+        if store.selector == "fifo" and (store.samples_per_insert != 1 or store.slack or self.learner.prefetch != 1):
+            raise UserError(
+                "A queue (store.selector fifo) gives each unroll once: it needs store.samples_per_insert 1, store.slack 0 "
+                "and learner.prefetch 1."
             )
 
     def schema(self, env: EnvSpec) -> Schema:

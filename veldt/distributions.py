@@ -128,8 +128,10 @@ class Gaussian:
         self.extras: Spec = {"drawn": spec((self.encoded,), np.float32)}
 
     def normalize(self, raw: Tensor) -> Tensor:
+        """Bounds are approached smoothly: beyond a hard one there would be no gradient that leads back."""
         mean, log_std = raw.chunk(2, -1)
-        return torch.cat((mean, log_std.clamp(LEAST, MOST)), -1)
+        bound = torch.where(log_std > 0, MOST, -LEAST)
+        return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
 
     def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
         """With probability explore[i] environment i draws, and takes the mean otherwise."""

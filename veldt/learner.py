@@ -50,7 +50,7 @@ class LearnerConfig:
     publish_every: int = 4
     """Updates between two publications of the weights."""
     publish_lag: int = 0
-    """Updates that published weights are behind on purpose, to see what lag does."""
+    """Updates that published weights are behind on purpose, to see what lag does; a checkpoint publishes the newest."""
     prefetch: int = 1
     """Batches drawn from the store at once; priorities come back that much later."""
     trim_every: int = 100
@@ -101,7 +101,8 @@ class Learner:
         sample = self._fetched.popleft()
         buffers = self._buffers.clone() if len(self._buffers) else None
         if "version" in sample.rows:
-            self._lag = float(np.mean(self.steps - sample.rows["version"][:, self._acted]))
+            lag = self.steps - sample.rows["version"][:, self._acted]
+            self._lag = float(np.maximum(lag, 0).mean())  # one that was killed goes on from before what actors have
         batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):

@@ -96,6 +96,7 @@ class LocalPolicy:
 
     def reset(self, group: int) -> None:
         self.pull()
+        self.steps = 0  # from here on it is counted when to look for newer weights, as blocks are
         self._history.pop(group, None)
         self._state.pop(group, None)
         self._ready.pop(group, None)
@@ -125,11 +126,10 @@ class LocalPolicy:
         return {"lag_updates": float(lag)} | ({name: float(self._explored.mean())} if name else {})
 
     def state(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state, "steps": self.steps}
+        return {"rng": self.rng.bit_generator.state}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        self.steps = int(state["steps"])
 
 
 class History:

@@ -200,7 +200,7 @@ def impala(env: str) -> Config:
                 clip_norm=40.0,
                 publish_every=1,
             ),
-            eval=EvalConfig(every=250_000, episodes=10, epsilon=1.0),
+            eval=EvalConfig(every=250_000, episodes=10, epsilon=1.0),  # drawn from the policy
             checkpoint=CheckpointConfig(every=1_000_000),
         )
     image = env.startswith("MinAtar/")

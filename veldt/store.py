@@ -207,7 +207,7 @@ class Replay:
 
     def trim(self) -> None:
         """Brings the store back to its capacity, oldest blocks first (Ape-X's learner does it every 100 updates)."""
-        while self.size > self.capacity:
+        while self.size > self.capacity and not self.selector.once:  # a queue forgets nothing unread
             self._evict()
 
     def _evict(self) -> None:
@@ -288,9 +288,12 @@ class Replay:
         self.memory.put_back(first, blocks, self.oldest, self.next)
 
     def drop_blocks(self, first: int, stop: int) -> int:
-        """Forgets the items of blocks first ... stop - 1, whose rows could not be read back; how many there were."""
+        """Forgets the items of blocks first ... stop - 1, whose rows could not be read back; how many there were.
+
+        A queue frees slots from its oldest block on, so there those before them go too: it could not move on over a gap.
+        """
         lost = 0
-        for serial in range(max(first, self.oldest), min(stop, self.next)):
+        for serial in range(self.oldest if self.selector.once else max(first, self.oldest), min(stop, self.next)):
             slot = serial % self.slots
             offsets = np.flatnonzero(self.items[slot])
             self.selector.remove(slot * self.schema.starts + offsets)
@@ -298,6 +301,9 @@ class Replay:
             lost += len(offsets)
         self.size -= lost
         self.evicted += lost
+        if self.selector.once:
+            self._free()
+        self._keep()
         return lost
 
     def check_valid(self) -> None:

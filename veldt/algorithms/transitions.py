@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from veldt.algorithms.base import Batch, Tensors
-from veldt.block import Schema, Window, observation
+from veldt.block import Schema, Window, check_stacked, observation
 from veldt.errors import UserError
 from veldt.returns import NStep, n_step
 from veldt.step import EnvSpec
@@ -50,10 +50,7 @@ class ActionValues:
         if self.n < 1 or self.history < 1 or not 0 <= self.gamma <= 1 or not 0 <= self.clip_reward < float("inf"):
             name = type(self).__name__.lower()
             raise UserError(f"{name} needs n >= 1, history >= 1, 0 <= gamma <= 1 and clip_reward >= 0, not {self}.")
-        for key in self.stacked:
-            if f"obs/{key}" not in env.observation:
-                known = ", ".join(name.removeprefix("obs/") for name in env.observation)
-                raise UserError(f"{env.name} has no observation {key!r} to stack, only {known}.")
+        check_stacked(env, self.stacked)
 
     def extras(self, env: EnvSpec) -> Spec:
         return {"q": spec((), np.float32), "v": spec((), np.float32)}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veldt.algorithms.base import Batch, Loss, Tensors
-from veldt.block import Schema, Window, observation, observations, trainable
+from veldt.block import Schema, Window, check_stacked, observation, observations, trainable
 from veldt.distributions import Distribution, distribution_for
 from veldt.errors import UserError
 from veldt.nets import LSTM, features_of, made_by, torso_for
@@ -116,8 +116,8 @@ class VTraceActorCritic:
     """Largest importance weight of a step; it decides which policy the values are of."""
     clip_c: float = 1.0
     """Largest weight that a step passes back; it decides how fast, not where to."""
-    lambda_: float = 1.0
-    """How far corrections are passed back: 1 as the paper, less makes them shorter."""
+    trace: float = 1.0
+    """The paper's lambda: how far corrections are passed back, less than 1 makes them shorter."""
     baseline_cost: float = 0.5
     """Weight of the value's loss."""
     entropy_cost: float = 0.01
@@ -143,12 +143,13 @@ class VTraceActorCritic:
         distribution_for(env, "impala")
         if self.unroll < 1 or self.history < 1 or self.lstm < 0 or not all(size > 0 for size in self.hidden):
             raise UserError("impala needs unroll >= 1, history >= 1, lstm >= 0 and hidden layers of at least one unit.")
-        for name in ("gamma", "lambda_"):
+        for name in ("gamma", "trace"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"algorithm.{name} must be from 0 to 1, not {getattr(self, name)}.")
         for name in ("clip_reward", "clip_rho", "clip_c", "baseline_cost", "entropy_cost"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"algorithm.{name} must not be negative, but it is {getattr(self, name)}.")
+            if not getattr(self, name) >= 0 or (name == "clip_reward" and self.clip_reward == float("inf")):
+                raise UserError(f"algorithm.{name} must not be negative nor infinite, but it is {getattr(self, name)}.")
+        check_stacked(env, self.stacked)
         if self.clip_rho < self.clip_c:
             raise UserError(f"algorithm.clip_c ({self.clip_c}) must not be greater than clip_rho ({self.clip_rho}).")
 
@@ -262,7 +263,7 @@ class VTraceActorCritic:
         trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_rho)
         if self.correction != "vtrace":  # nothing to clip
             trusted, clips = torch.ones_like(ratio), (1.0, 1.0, 1.0)
-        how = (self.gamma, self.lambda_, *clips)
+        how = (self.gamma, self.trace, *clips)
         if value.device.type == "cpu":
             found = vtrace(value.numpy(), reward, discount, trains, trusted.numpy(), *how)
             out = VTrace(*map(torch.from_numpy, found))

@@ -192,7 +192,7 @@ def bare_actor(envs: int, seconds: float) -> None:
     obs, _ = env.reset(seed=0)
     began, count = 0.0, 0
     while count < 200 or time.perf_counter() - began < seconds:
-        logits, _ = net(torch.from_numpy(obs))
+        logits = net.policy(torch.from_numpy(obs))
         obs, *_ = env.step(net.distribution.draw(logits.numpy(), explore, rng)["action"])
         count += 1
         if count == 200:
