@@ -1,6 +1,6 @@
 """Draws what `veldt sweep benchmarks/impala/lag.yaml` found: a panel for each lag and learning rate.
 
-    python benchmarks/impala/plot_lag.py sweeps/lag -o lag.png
+python benchmarks/impala/plot_lag.py sweeps/lag -o lag.png
 """
 
 from __future__ import annotations
