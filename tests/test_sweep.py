@@ -358,7 +358,7 @@ def sweeping(home: Path, **changes: Any) -> Iterator[tuple[Any, Path]]:
     process = start(home, "sweep", home / "x.yaml")
     children: list[psutil.Process] = []
     try:
-        wait_for(process, lambda: all((run / "checkpoints" / "000001").exists() for run in runs))
+        wait_for(process, lambda: all((run / "checkpoints" / "latest").exists() for run in runs))
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= len(runs)
         assert os.getpgid(process.pid) not in {os.getpgid(child.pid) for child in children}, "Ctrl-C would reach them twice"
