@@ -67,6 +67,19 @@ class Net(torch.nn.Module):
         return self.layer(obs[..., 2:].float() / 12)
 
 
+class SlowToLearn(torch.nn.Module):
+    """Acts at once, and takes its time over a gradient."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 8)
+
+    def forward(self, obs: Any) -> Any:
+        if self.layer.weight.requires_grad:
+            time.sleep(0.05)
+        return self.layer(obs).relu()
+
+
 def settings_of(recipe: str) -> dict[str, Any]:
     if recipe != "impala":
         return SMALL

@@ -237,9 +237,10 @@ def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, recipe: str
 def test_a_queue_whose_checkpoint_lacks_blocks_is_resumed(tmp_path: Path) -> None:
     """While the blocks of a checkpoint are copied the learner takes them out. It is slow here, so the queue is full."""
     path = tmp_path / "r"
-    words = ["train", "impala", "--run", str(path), "--quiet", "--algorithm.hidden", "1024", "1024", "--eval.every", "0"]
-    command = [sys.executable, "-m", "veldt", *words, "--checkpoint.every", "4000", "--steps"]
-    process = subprocess.Popen([*command, "1000000"], cwd=tmp_path)
+    words = ["train", "impala", "--run", str(path), "--quiet", "--algorithm.network-from", "chaos:SlowToLearn"]
+    command = [sys.executable, "-m", "veldt", *words, "--eval.every", "0", "--checkpoint.every", "2000", "--steps"]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen([*command, "1000000"], cwd=tmp_path, env=paths)
     try:
         chaos.wait_until(lambda: len(list((path / "checkpoints").glob("[0-9]*"))) >= 2, 60, "two checkpoints")
     finally:
@@ -249,8 +250,8 @@ def test_a_queue_whose_checkpoint_lacks_blocks_is_resumed(tmp_path: Path) -> Non
         file.unlink()
     loaded = Run(path).checkpoints().load()
     assert loaded is not None and loaded.manifest["nodes"]["store"]["counts"]["size"] > 8, "the queue was full"
-    more = str(loaded.manifest["env_steps"] + 8_000)
-    resumed = subprocess.run([*command, more], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    more = str(loaded.manifest["env_steps"] + 4_000)
+    resumed = subprocess.run([*command, more], cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     assert Run(path).metrics[-1]["env_steps"] >= int(more)
 
