@@ -276,3 +276,17 @@ def test_acting_is_in_eval_mode() -> None:
     policy = LocalPolicy(DQN(), env, LatestParams(), Counters(), 0.0, seed=0)
     assert not any(module.training for module in policy.net.modules())
     assert policy.metrics() == {}
+
+
+def test_newer_weights_are_looked_for_in_step_with_the_blocks_that_follow_a_reset() -> None:
+    who = policy()
+    who.refresh = 4
+    looks: list[int] = []
+    who.pull = lambda: looks.append(who.steps)  # type: ignore[method-assign]
+    for _ in range(2):
+        ask(who, record(4))
+    who.reset(0)
+    looks.clear()
+    for _ in range(8):
+        ask(who, record(4))
+    assert looks == [0, 4]
