@@ -26,7 +26,7 @@ from veldt.config import Config
 from veldt.envs.small import Counter
 from veldt.learner import Learner
 from veldt.program import Node, Program
-from veldt.run import TOPOLOGIES
+from veldt.run import make_program
 from veldt.runtime import zygote
 
 log = logging.getLogger("veldt")
@@ -81,7 +81,7 @@ class SlowToLearn(torch.nn.Module):
 
 
 def settings_of(recipe: str) -> dict[str, Any]:
-    if recipe != "impala":
+    if recipe not in ("impala", "seed-vtrace"):
         return SMALL
     return {name: x for name, x in SMALL.items() if name != "actor.block"} | UNROLLS
 
@@ -99,8 +99,7 @@ def program_of(config: Config, learner: Callable[..., Any] | None = None, *args:
     """The real program; with `learner`, a node that gets the store and the counters in place of the learner."""
     envs = config.envs()
     envs.close()
-    program = Program()
-    TOPOLOGIES[config.topology](program, config, envs.spec)
+    program = make_program(config, envs.spec)
     if learner is not None:
         store, counters = program.nodes["learner"].args[2], program.nodes["learner"].args[4]
         program.nodes["learner"] = Node("learner", learner, (store, counters, *args), {}, on="store")

@@ -34,6 +34,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "apex-dqn": {"runtime": "inline", "learner.prefetch": 4},
     "impala": UNROLLS,
     "impala, LSTM": UNROLLS | {"algorithm.lstm": 8, "learner.publish_lag": 3},
+    "seed-vtrace": UNROLLS | {"algorithm.lstm": 8, "algorithm.history": 2},
 }
 
 

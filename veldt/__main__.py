@@ -81,7 +81,7 @@ def _wants_processes(argv: list[str]) -> bool:
             return "\nruntime: local\n" in (Path(argv[1]) / "config.yaml").read_text()
         except (OSError, IndexError, UnicodeDecodeError):
             return False
-    return argv[0] == "train" and argv[1:2] in (["apex-dqn"], ["apex-dpg"], ["impala"])
+    return argv[0] == "train" and argv[1:2] in (["apex-dqn"], ["apex-dpg"], ["impala"], ["seed-vtrace"])
 
 
 if __name__ == "__main__":

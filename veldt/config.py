@@ -167,6 +167,28 @@ class StoreConfig:
 
 
 @dataclass(frozen=True)
+class CentralConfig:
+    """Inference for all actors in one process (Espeholt et al. 2020)."""
+
+    groups: int = 2
+    """Groups that an actor's environments are in: it steps one while another waits for its actions."""
+    batch: int = 0
+    """Environments in one forward, at most; 0: all that ask."""
+    wait_ms: float = 1.0
+    """Milliseconds that the first to ask may wait for others to fill a batch; nobody waits for who is slow."""
+    device: str = ""
+    """Where inference is computed: cpu or cuda; empty: where the learner is."""
+
+    def check(self, envs_per_actor: int) -> None:
+        at_least("central", self, {"groups": 1, "batch": 0, "wait_ms": 0})
+        if envs_per_actor % self.groups:
+            raise UserError(
+                f"{envs_per_actor} environments cannot be put in {self.groups} groups of one size; change --envs-per-actor "
+                "or --central.groups."
+            )
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     every: int = 5_000
     """Env steps between two evaluations; 0: none."""
@@ -219,6 +241,8 @@ class Config:
     """Local: seconds that one step of an environment or update may take before its process is replaced."""
     queue: int = 16
     """Local: blocks that may wait between one actor and the store; they are lost to a resume."""
+    inference: Literal["local", "central"] = "local"
+    """Who computes actions: each actor for itself, or one process for all, in batches (SEED RL)."""
     device: str = "cpu"
     """Where the learner's tensors live: cpu or cuda."""
     threads: int = 1
@@ -227,6 +251,7 @@ class Config:
     actor: Any = field(default_factory=ActorConfig)  # or another one of those above
     store: StoreConfig = field(default_factory=StoreConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    central: CentralConfig = field(default_factory=CentralConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -277,6 +302,8 @@ class Config:
         if self.queue < 2:
             raise UserError(f"queue must be at least 2 blocks, not {self.queue}.")
         self.actor.check()
+        if self.inference == "central":
+            self.central.check(self.envs_per_actor)
         check_probability("eval.epsilon", self.eval.epsilon)
         self._check_selector()
         if self.topology == "single" and self.actors > 1:

@@ -67,7 +67,7 @@ class LocalPolicy:
             self._state[group] = {name: torch.zeros(n, *c.shape, device=self.device) for name, c in state.items()}
         rows = self._history[group].append(step)
         amount = self._amount(len(step["first"]))
-        tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
+        tensors = {name: torch.from_numpy(x if x.flags.writeable else x.copy()) for name, x in rows.items()}
         if self.device != "cpu":
             tensors = {name: x.to(self.device) for name, x in tensors.items()}
         # No parameter wants a gradient, so there is no graph to switch off.

@@ -7,6 +7,7 @@ Numbers for Atari are the papers'; those for small tasks were tuned here.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -220,6 +221,11 @@ def impala(env: str) -> Config:
     )
 
 
+def seed_vtrace(env: str) -> Config:
+    """SEED RL (Espeholt et al. 2020) with V-trace: impala, but one process computes the actions of all actors."""
+    return dataclasses.replace(impala(env), recipe="seed-vtrace", inference="central")
+
+
 def _queue(steps: int) -> StoreConfig:
     return StoreConfig(capacity=str(steps), selector="fifo", min_size=0, samples_per_insert=1.0)
 
@@ -229,6 +235,7 @@ RECIPES: dict[str, Callable[[str], Config]] = {
     "apex-dqn": apex_dqn,
     "apex-dpg": apex_dpg,
     "impala": impala,
+    "seed-vtrace": seed_vtrace,
 }
 
 

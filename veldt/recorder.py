@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 
@@ -30,14 +31,22 @@ class Recorder:
         incarnation: int = 0,
         max_age: float = float("inf"),  # seconds before a block is sent short
         first_priorities: str = "acted",  # or "largest"
+        later: bool = False,  # answers are recorded when `record` is called; steps must stay as they are until then
     ) -> None:
         self.policy, self.store, self.algorithm, self.schema = policy, store, algorithm, schema
         self.actor, self.incarnation, self.max_age = actor, incarnation, max_age
-        self.acted = first_priorities == "acted"
+        self.acted, self.later = first_priorities == "acted", later
         self.sequence = 0
         self.finished: deque[tuple[Block, Array | None]] = deque()
         self._steps: dict[int, Tree] = {}
         self._tapes: dict[int, Tape] = {}
+        self._answered: list[tuple[int, Tree, Tree]] = []  # not yet recorded
+
+    @property
+    def due(self) -> float:
+        """When the policy will answer what it was asked, at the latest."""
+        due: float = getattr(self.policy, "due", math.inf)
+        return due
 
     def send(self, group: int, step: Tree) -> bool:
         if not self._insert() or not self.policy.send(group, step):
@@ -48,10 +57,19 @@ class Recorder:
     def recv(self, group: int) -> Tree | None:
         out = self.policy.recv(group)
         if out is not None:
-            self._record(group, self._steps.pop(group), out)
+            self._answered.append((group, self._steps.pop(group), out))
+            if not self.later:
+                self.record()
         return out
 
+    def record(self) -> None:
+        """Records what was answered since the last time."""
+        for group, step, out in self._answered:
+            self._record(group, step, out)
+        self._answered.clear()
+
     def flush(self, group: int) -> bool:
+        self.record()
         tape = self._tapes.get(group)
         if tape is not None:
             while (steps := tape.end - self.schema.window.before) > 0:  # may be more than one block's
@@ -61,6 +79,7 @@ class Recorder:
         return self._insert() and self.policy.flush(group)
 
     def reset(self, group: int) -> None:
+        self.record()
         self._steps.pop(group, None)
         self._tapes.pop(group, None)
         self.policy.reset(group)

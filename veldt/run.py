@@ -46,6 +46,7 @@ from veldt.seeds import derive
 from veldt.step import EnvSpec
 from veldt.topologies.apex import apex
 from veldt.topologies.impala import impala
+from veldt.topologies.seed import seed
 from veldt.topologies.single import single
 
 log = logging.getLogger("veldt")
@@ -184,6 +185,13 @@ def load_config(path: Path) -> Config:
     return config
 
 
+def make_program(config: Config, env: EnvSpec) -> Program:
+    program = Program()
+    topology = seed if config.inference == "central" else TOPOLOGIES[config.topology]
+    topology(program, config, env)
+    return program
+
+
 def check_device(name: str) -> None:
     try:
         device = torch.device(name)
@@ -237,8 +245,7 @@ class Session:
             "store_min_size": config.store.min_size,
             "store_once": config.store.selector == "fifo",
         }
-        program = Program()
-        TOPOLOGIES[config.topology](program, config, env)
+        program = make_program(config, env)
         torch.set_num_threads(config.threads)
         self._claim()
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):

@@ -7,27 +7,34 @@ by its methods; a class knows nothing of it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+import math
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from veldt.block import Block, BlockId, Schema
-from veldt.params import Weights
 from veldt.tree import PACKED, Array, Tree
+
+if TYPE_CHECKING:  # an actor under central inference imports no torch
+    from veldt.params import Weights
 
 
 class Outbox(Protocol):
     def put(self, tree: Tree) -> bool: ...  # False: not now
 
-    def last(self) -> Tree | None: ...  # views of the newest message, read or not, of whichever life
+    def ring(self) -> None: ...  # wakes the reader, if it was not for every message
+    def recent(self) -> list[Tree]: ...  # views of the newest messages, read or not, of whichever life
 
     @property
     def written(self) -> int: ...  # messages ever put, over all lives
 
 
 class Inbox(Protocol):
-    def peek(self) -> Tree | None: ...  # views of the oldest message, good until it is popped
+    def peek(
+        self, ahead: int = 0
+    ) -> Tree | None: ...  # views of the oldest or a later message, good until popped
     def pop(self) -> None: ...
 
     slots: int  # messages that there is room for; known once one came
@@ -78,6 +85,8 @@ class RemoteParams:
         self._latest.write(weights.version, weights.vector)
 
     def pull(self, have: int) -> Weights | None:
+        from veldt.params import Weights
+
         found = self._latest.read(have, np.float32)
         return None if found is None else Weights(*found)
 
@@ -225,61 +234,104 @@ class RemotePolicy:
             self._in.pop()
 
 
-class PolicyHost:
-    """Answers the questions of all processes. A question stays in its stream until it is answered: none is lost.
+class Question(NamedTuple):
+    """One that the policy has taken, and that stays in its stream until it is answered and recorded."""
 
-    None is answered twice either: what was asked has been recorded with the action of the first answer.
+    group: int
+    number: int
+    channel: int
+
+
+class PolicyHost:
+    """Answers the questions of all processes, many at once where the policy waits for them.
+
+    A question stays in its stream until it is answered: none is lost. None is answered twice either: what was asked has
+    been recorded with the action of the first answer. Answers go out first, and what they say is recorded after that.
     """
 
     def __init__(self, policy: Any, channels: list[Served]) -> None:
         self._policy, self._channels = policy, channels
-        self._sent: set[int] = set()  # channels whose oldest question the policy has taken
-        self._answers: dict[int, Tree] = {}  # channel -> the answer to its oldest question, which waits for room
-        self._fresh = set(range(len(channels)))  # channels whose oldest question an earlier life may have answered
+        self._record = getattr(policy, "record", None)
+        self._taken = [0] * len(channels)  # of the questions that wait in each channel, how many were looked at
+        self._done: list[set[int]] = [set() for _ in channels]  # numbers of those that can go, and wait for older ones
+        self._open: dict[int, Question] = {}  # group -> what the policy was asked and has not answered
+        self._unsent: list[tuple[Question, Tree]] = []  # answers that wait for room
+        # What an earlier life has answered, and perhaps not taken from its stream.
+        self._answered = [{tuple(x["answer"].tolist()) for x in back.recent()} for _, back in channels if back is not None]
 
     def step(self) -> bool:
-        return any([self._serve(index, channel) for index, channel in enumerate(self._channels)])
+        worked = False
+        for index, (there, _) in enumerate(self._channels):
+            while (message := there.peek(self._taken[index])) is not None and self._take(index, message):
+                self._taken[index] += 1
+                worked = True
+        if self._open or self._unsent:
+            worked |= self._answer()
+        for index, done in enumerate(self._done):
+            if done:
+                self._pop(index, done)
+        return worked
 
-    def _serve(self, index: int, channel: Served) -> bool:
-        message = channel.there.peek()
-        if message is None:
-            return False
-        assert channel.back is not None
+    @property
+    def rest(self) -> float:
+        """Seconds in which nothing will happen unless a question comes."""
+        due: float = getattr(self._policy, "due", math.inf) if self._open else math.inf
+        return due - time.monotonic()
+
+    def _take(self, index: int, message: Tree) -> bool:
+        """Hands one question to the policy. False: not now."""
         what, group, number = message["question"].tolist()
-        if index in self._fresh:
-            self._fresh.discard(index)
-            last = channel.back.last()
-            if last is not None and last["answer"].tolist() == [group, number]:
-                channel.there.pop()
-                return True
+        if (group, number) in self._answered[index]:
+            self._done[index].add(number)
+            return True
+        question = Question(group, number, index)
         if what == RESET:
+            if (earlier := self._open.pop(group, None)) is not None:  # of a life that is over
+                self._done[earlier.channel].add(earlier.number)
             self._policy.reset(group)
-        else:
-            if index not in self._answers:
-                answer = self._take(index, what, group, message)
-                if answer is None:
-                    return False
-                self._answers[index] = {"answer": np.array([group, number], np.int64), **answer}
-            if not channel.back.put(self._answers[index]):
+            self._done[index].add(number)
+            return True
+        if group in self._open:
+            return False
+        if what == FLUSH:
+            if not self._policy.flush(group):
                 return False
-            del self._answers[index]
-        channel.there.pop()
+            self._unsent.append((question, {}))
+            return True
+        if not self._policy.send(group, message):
+            return False
+        self._open[group] = question
         return True
 
-    def _take(self, index: int, what: int, group: int, message: Tree) -> Tree | None:
-        """What the policy answers; None: not yet."""
-        if what == FLUSH:
-            return {} if self._policy.flush(group) else None
-        if index not in self._sent:
-            step = {name: x.copy() for name, x in message.items() if name != "question"}
-            if not self._policy.send(group, step):
-                return None
-            self._sent.add(index)
-        out = self._policy.recv(group)
-        if out is None:
-            return None
-        self._sent.discard(index)
-        return {"action": out["action"]}  # all that the environments need; the rest was recorded here
+    def _answer(self) -> bool:
+        """Sends the answers that the policy has, and lets it record them."""
+        for group, question in list(self._open.items()):
+            out = self._policy.recv(group)
+            if out is not None:
+                del self._open[group]
+                self._unsent.append((question, {"action": out["action"]}))  # the rest is recorded here
+        waiting, self._unsent = self._unsent, []
+        for question, answer in waiting:
+            back = self._channels[question.channel].back
+            assert back is not None
+            if back.put({"answer": np.array([question.group, question.number], np.int64), **answer}):
+                self._done[question.channel].add(question.number)
+            else:
+                self._unsent.append((question, answer))
+        for _, back in self._channels:
+            if back is not None:
+                back.ring()
+        if self._record is not None:
+            self._record()
+        return len(self._unsent) < len(waiting)
+
+    def _pop(self, index: int, done: set[int]) -> None:
+        """Takes from a channel what is done, up to the oldest that is not."""
+        there = self._channels[index].there
+        while done and (message := there.peek()) is not None and (number := int(message["question"][2])) in done:
+            there.pop()
+            done.discard(number)
+            self._taken[index] -= 1
 
 
 PORTS = {"store": (RemoteStore, StoreHost), "policy": (RemotePolicy, PolicyHost)}

@@ -127,7 +127,7 @@ class Bell:
         words = self._words
         words[1] = 1
         if words[0] == since:
-            self._time[0], self._time[1] = 0, int(1e9 * min(seconds, self.LONGEST))
+            self._time[0], self._time[1] = 0, int(1e9 * max(0.0, min(seconds, self.LONGEST)))
             _syscall(FUTEX, self._address, _WAIT, since, self._time_address, None, 0)
         words[1] = 0
 
@@ -284,13 +284,13 @@ class Writer(Ring):
             self.reader.ring()
         self._owed = False
 
-    def last(self) -> Tree | None:
-        """Views of the newest message, read or not, of whichever life; None: none, or the slots were made larger since."""
+    def recent(self) -> list[Tree]:
+        """Views of the newest messages, read or not, of whichever life: those that no other was written over."""
         head = self.written
-        if head == 0 or not self._holds((head - 1) % self.slots, head - 1):
-            return None
-        slot = (head - 1) % self.slots
-        return self._slot_views(slot, self._headers[slot][FORMAT])
+        if head == 0:
+            return []
+        slots = [n % self.slots for n in range(max(0, head - self.slots), head) if self._holds(n % self.slots, n)]
+        return [self._slot_views(slot, self._headers[slot][FORMAT]) for slot in slots]
 
     # The four steps of a write. A kill between any two of them leaves nothing that a reader would take.
 
@@ -351,18 +351,19 @@ class Reader(Ring):
         super().__init__(fd)
         self.writer = writer
 
-    def peek(self) -> Tree | None:
+    def peek(self, ahead: int = 0) -> Tree | None:
+        """Views of the message so many behind the oldest; None: it has not come."""
         if self._memory is None and self._map() is None:
             return None
         words = self._words
-        tail = words[TAIL]
-        if words[HEAD] <= tail:
+        number = words[TAIL] + ahead
+        if words[HEAD] <= number:
             return None
         if words[SHAPE] != self._shape:  # asked after the head: the message may be the first in larger slots
             self._map()
-        slot = tail % self.slots
-        if not self._sound(slot, tail):
-            raise Torn(f"message {tail} of a stream was never committed, or changed after that")
+        slot = number % self.slots
+        if not self._sound(slot, number):
+            raise Torn(f"message {number} of a stream was never committed, or changed after that")
         return self._slot_views(slot, self._headers[slot][FORMAT])
 
     def _slot_views(self, slot: int, format_: int) -> Tree:
