@@ -21,6 +21,8 @@ def bottleneck(line: dict[str, Any], one_thread: bool = False) -> str:
     if "wait/learner" not in line or "wait/actor" not in line:
         return ""
     actor, learner = line["wait/actor"], line["wait/learner"]
+    if "wait/inference" in line and line.get("refusing", 0.0) < REFUSES and learner >= WAITS:
+        return _central(line)
     if max(actor, learner) < WAITS:
         return _nobody_waits(line)
     if min(actor, learner) >= max(WAITS, 0.5 * max(actor, learner)):
@@ -46,6 +48,27 @@ def _too_little_data(line: dict[str, Any]) -> str:
     if _cores_busy(line):
         return f"{waits}; {cause}, and all {line['cores']} cores are busy: {faster} or more cores{more}."
     return f"{waits}; {cause}: add --actors (now {line.get('actors', 1)}){more}."
+
+
+def _central(line: dict[str, Any]) -> str:
+    """The learner waits, and actions are computed by one process for all actors."""
+    waits = f"The learner waits {percent(line['wait/learner'])} of its time for data"
+    actor, inference = line["wait/actor"], line["wait/inference"]
+    batch = f"{line.get('inference_batch', 0):.0f} of {line.get('envs', 0):.0f} environments at once"
+    if _cores_busy(line) and inference >= WAITS:
+        return f"{waits}; all {line['cores']} cores are busy: faster environments or more cores."
+    if inference < max(WAITS, 0.5 * actor):
+        return (
+            f"{waits}; inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}): more "
+            "--envs-per-actor for larger batches, a smaller network, or a GPU with --central.device cuda."
+        )
+    if actor < max(WAITS, 0.5 * inference):
+        env = percent(line.get("busy/env", 0.0))
+        return f"{waits}; the actors spend {env} of theirs in environments: add --actors (now {line.get('actors', 1)})."
+    return (
+        f"{waits}; actors and inference wait for each other ({percent(actor)} and {percent(inference)} of their time, "
+        f"{batch}): more --central.groups or --envs-per-actor, or a shorter --central.wait-ms."
+    )
 
 
 def _learner(line: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ LIBRARIES = 20_000_000  # bytes that libraries take when first used
 BLOCK_BYTES = 32  # a block's name and commit word
 PROCESS = 30_000_000  # bytes that a process has for itself, beside what it shares with the one it was forked from
 ZYGOTE = 130_000_000  # bytes of that one
+LIGHT_PROCESS, LIGHT_ZYGOTE = 12_000_000, 40_000_000  # the same of processes without torch
 STREAM = 1 << 20  # bytes of blocks that may be on their way from one actor, for each block of its queue
 
 
@@ -78,9 +79,11 @@ def _own_memory(pid: int) -> int:
     return 1024 * (kilobytes.get("Pss", 0) - kilobytes.get("Pss_Shmem", 0))
 
 
-def plan_processes(schema: Schema, actors: int, evaluator: bool, queue: int) -> int:
+def plan_processes(schema: Schema, actors: int, evaluator: bool, queue: int, central: bool = False) -> int:
     """About how many bytes it takes to run the nodes in processes of their own."""
     stream = queue * min(STREAM, schema.nbytes + 9 * schema.starts + 1024)
+    if central:  # one process records for all actors, which have no torch
+        return ZYGOTE + LIGHT_ZYGOTE + (evaluator + 2) * PROCESS + actors * LIGHT_PROCESS + stream
     return ZYGOTE + (actors + evaluator + 1) * PROCESS + actors * stream
 
 

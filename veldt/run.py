@@ -232,7 +232,8 @@ class Session:
         parameters = sum(p.numel() for p in net.parameters())
         rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
         if config.runtime == "local":
-            rest += plan_processes(config.schema(env), config.actors, config.eval.every > 0, config.queue)
+            central, evaluator = config.inference == "central", config.eval.every > 0
+            rest += plan_processes(config.schema(env), config.actors, evaluator, config.queue, central)
         check_memory(size, available_memory() - rest, rest)
         self.memory = used_memory() + size.nbytes + rest
         self._constants = {
@@ -406,7 +407,9 @@ class Session:
             out["left_s"] = max(0, self.config.steps - line["env_steps"]) / out["env_steps_per_s"]
         if "lag_updates" in line and out.get("learner_steps_per_s"):
             out["lag_s"] = line["lag_updates"] / out["learner_steps_per_s"]
-        if "busy/env" in line:
+        if "wait/inference" in line:
+            out["busy/policy"] = max(0.0, 1.0 - line["wait/inference"])
+        elif "busy/env" in line:
             out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
         return out | self._constants
 
@@ -447,6 +450,14 @@ class Session:
             sinks.append(Wandb(self.path, as_plain(self.config)))
         return sinks
 
+    def _where(self) -> str:
+        """Where actions are computed, if that is not at the actors."""
+        central = self.config.central
+        if self.config.inference == "local":
+            return ""
+        most = f", at most {central.batch} at once" if central.batch else ""
+        return f" in {central.groups} groups (one process acts for all, on {central.device or self.config.device}{most})"
+
     def _introduce(self, env: EnvSpec, size: Size, network: str, parameters: int) -> None:
         config, say = self.config, self.screen.say
         seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())
@@ -466,8 +477,8 @@ class Session:
         learner = config.learner
         actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
         say(
-            f"acting: {actors} environments, {config.actor}; learning: {learner.optimizer}, rate {learner.lr:g}"
-            f"{' to 0' if learner.anneal else ''}"
+            f"acting: {actors} environments{self._where()}, {config.actor}; "
+            f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}"
         )
         say(f"memory: about {format_bytes(self.memory)} in all when the store is full")
         say(f"run: {self.path}  ({config.steps:,} env steps, seed {config.seed})")

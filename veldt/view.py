@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -98,11 +98,13 @@ def links(line: Line) -> list[Link]:
     whole = number(line, "busy/env") is None and number(line, "busy/policy") is None
     acting = [*_envs(line), *(some("busy/actor", "{} of the time with the policy") if whole else [])]
     exploring = [f"{key} {x:.3f}" for key in ("epsilon", "sigma") if (x := number(line, key)) is not None]
+    batch = number(line, "inference_batch")
+    exploring += [] if batch is None else [f"{short(batch)} environments at once"]
     moved = number(line, "bytes_per_s")
     sent = [] if moved is None else [f"{format_bytes(moved)}/s"]
-    policy = Link("policy", "", number(line, "busy/policy"), None, tuple(exploring))
+    policy = Link("policy", "", number(line, "busy/policy"), number(line, "wait/inference"), tuple(exploring))
     if policy.known:
-        policy = Link("policy", rate("env_steps_per_s", "actions/s"), policy.busy, None, policy.rest)
+        policy = replace(policy, rate=rate("env_steps_per_s", "actions/s"))
     drawn = rate("sampled_per_s", "items/s")
     chain = [
         Link("environments", rate("env_steps_per_s", "steps/s"), number(line, "busy/env"), None, tuple(acting)),
@@ -240,7 +242,7 @@ def _numbers(line: Line) -> Iterator[tuple[str, str]]:
 
 def _cpu(line: Line) -> str:
     """Cores that a process of each kind uses, and all of them together."""
-    kinds = [(kind, number(line, f"cpu/{kind}")) for kind in ("actor", "learner", "evaluator")]
+    kinds = [(kind, number(line, f"cpu/{kind}")) for kind in ("actor", "inference", "learner", "evaluator")]
     each = ", ".join(f"{kind} {x:.2f}" for kind, x in kinds if x is not None)
     used, cores = number(line, "cpu/all"), number(line, "cores")
     if used is None:
