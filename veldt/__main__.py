@@ -15,6 +15,7 @@ COMMANDS = {
     "recipes": "list what can be trained",
     "train": "train a recipe: veldt train apex-dqn --env CartPole-v1",
     "resume": "go on with a run: veldt resume runs/my-run",
+    "actor": "act for a run on another machine: veldt actor --connect HOST:PORT --token-file FILE",
     "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
     "top": "watch a run: veldt top runs/my-run",

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numba
 import numpy as np
 
+from veldt.compiled import njit
 from veldt.counters import Counters
 from veldt.envs import Envs
 from veldt.seeds import derive
@@ -152,20 +152,17 @@ class Group:
         self.clean[lanes] = True
 
 
-@numba.njit("Tuple((i8, b1))(f4[:], b1[:], b1[:], b1[:], f8[::1], i8[::1], b1[::1])", cache=True)
+@njit("Tuple((i8, b1))(f4[:], b1[:], b1[:], b1[:], f8[::1], i8[::1], b1[::1])")
 def _account(reward: Array, first: Array, valid: Array, last: Array, returns: Array, lengths: Array, clean: Array) -> Any:
     """Adds a record [n] to the sums of its episodes; how many actions were applied, and whether an episode ended.
 
     Where a record is first, the action was ignored and the environment reset.
     """
-    applied, ended = 0, False
-    for i in range(len(reward)):
-        returns[i] += reward[i]
-        lengths[i] += not first[i]
-        applied += not first[i]
-        clean[i] &= valid[i]
-        ended |= last[i]
-    return applied, ended
+    applied = ~first
+    returns += reward
+    lengths += applied
+    clean &= valid
+    return np.count_nonzero(applied), last.any()
 
 
 class Evaluation(NamedTuple):

@@ -15,15 +15,16 @@ from veldt.errors import UserError
 
 LOCAL = "local"
 _local: dict[str, Callable[..., Any]] = {}
+_unloaded: dict[str, Callable[[], Callable[..., Any]]] = {}  # how to get those of the process that this one descends from
 
 
 def name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
     if module and module != "__main__" and "<" not in name and find(f"{module}:{name}") is function:
         return f"{module}:{name}"
-    taken = [key for key in _local if key == name or key.startswith(f"{name}-")]
+    taken = [key for key in (*_local, *_unloaded) if key == name or key.startswith(f"{name}-")]
     for key in taken:
-        if _local[key] is function:
+        if _local.get(key) is function:
             return f"{LOCAL}:{key}"
     key = f"{name}-{len(taken) + 1}" if taken else name  # two lambdas have one qualname
     _local[key] = function
@@ -32,6 +33,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def local() -> dict[str, Callable[..., Any]]:
     """The functions that only this process knows, by name."""
+    for name in [*_unloaded]:
+        find(f"{LOCAL}:{name}")
     return dict(_local)
 
 
@@ -48,15 +51,18 @@ class NotPortable:
         )
 
 
-def install(functions: dict[str, Callable[..., Any]]) -> None:
-    """Makes known those of the process that this one descends from."""
-    _local.update(functions)
+def install(functions: dict[str, Callable[[], Callable[..., Any]]]) -> None:
+    """Makes known those of the process that this one descends from. Each is loaded when it is first asked for: what it
+    refers to, such as torch, may be more than this process needs."""
+    _unloaded.update(functions)
 
 
 def find(name: str) -> Callable[..., Any] | None:
     """The callable that `module:attribute` names; None if the module has no such attribute."""
     module, _, attribute = name.rpartition(":")
     if module == LOCAL:
+        if attribute in _unloaded:
+            _local[attribute] = _unloaded.pop(attribute)()
         if attribute not in _local:
             raise UserError(
                 f"{name!r} was passed from Python and cannot be imported; start this run from Python again, or put the "

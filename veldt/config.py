@@ -189,6 +189,36 @@ class CentralConfig:
 
 
 @dataclass(frozen=True)
+class GateConfig:
+    """Actors on other machines, and actors that share no memory with the run (gRPC)."""
+
+    listen: str = ""
+    """HOST:PORT where actors on other machines may join (`veldt actor --connect`); empty: none may."""
+    seats: int = 4
+    """How many of them there may be at a time."""
+    token_file: str = ""
+    """File with the secret that they must know; made if it is not there; empty: `token` in the run's directory."""
+    certificate: str = ""
+    """File with the TLS certificate (PEM); needed beyond this host."""
+    key: str = ""
+    """File with its key."""
+    compress: bool = False
+    """The run's own actors compress what they send over gRPC (lz4)."""
+
+    @property
+    def remote(self) -> int:
+        """Seats for actors that this run does not start."""
+        return self.seats if self.listen else 0
+
+    def check(self) -> None:
+        at_least("gate", self, {"seats": 1})
+        if (self.certificate or self.key or self.token_file) and not self.listen:
+            raise UserError("gate.token_file, gate.certificate and gate.key are for --gate.listen HOST:PORT.")
+        if bool(self.certificate) != bool(self.key):
+            raise UserError("TLS needs both gate.certificate and gate.key.")
+
+
+@dataclass(frozen=True)
 class EvalConfig:
     every: int = 5_000
     """Env steps between two evaluations; 0: none."""
@@ -243,6 +273,8 @@ class Config:
     """Local: blocks that may wait between one actor and the store; they are lost to a resume."""
     inference: Literal["local", "central"] = "local"
     """Who computes actions: each actor for itself, or one process for all, in batches (SEED RL)."""
+    transport: Literal["shm", "grpc"] = "shm"
+    """Local: how the run's own actors talk to the rest: over shared memory, or over gRPC on a Unix socket."""
     device: str = "cpu"
     """Where the learner's tensors live: cpu or cuda."""
     threads: int = 1
@@ -252,6 +284,7 @@ class Config:
     store: StoreConfig = field(default_factory=StoreConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     central: CentralConfig = field(default_factory=CentralConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -304,6 +337,9 @@ class Config:
         self.actor.check()
         if self.inference == "central":
             self.central.check(self.envs_per_actor)
+        self.gate.check()
+        if self.runtime == "inline" and (self.transport == "grpc" or self.gate.listen):
+            raise UserError("--transport grpc and --gate.listen need --runtime local: inline there is but one process.")
         check_probability("eval.epsilon", self.eval.epsilon)
         self._check_selector()
         if self.topology == "single" and self.actors > 1:
@@ -328,6 +364,11 @@ class Config:
                 "A queue (store.selector fifo) gives each unroll once: it needs store.samples_per_insert 1, store.slack 0 "
                 "and learner.prefetch 1."
             )
+
+    @property
+    def total_actors(self) -> int:
+        """With those that may join from other machines."""
+        return self.actors + self.gate.remote
 
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}

@@ -50,6 +50,7 @@ class Node:
     on: str | None = None  # the node whose process this one shares
     gpus: float = 0
     threads: int = 1  # for tensor operations in its process
+    light: bool = False  # needs no torch: a process of such nodes alone has none
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Program:
         on: Any = None,  # the Ref of the node whose process to share
         gpus: float = 0,
         threads: int = 1,
+        light: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
@@ -78,7 +80,7 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, threads)
+        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, threads, light)
         return Ref(name)
 
 

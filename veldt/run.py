@@ -41,7 +41,8 @@ from veldt.policy import LocalPolicy
 from veldt.program import Program
 from veldt.rates import Rates
 from veldt.runtime import Inline, Nodes, Runtime, zygote
-from veldt.runtime.local import Local
+from veldt.runtime.local import Gate, Local
+from veldt.runtime.remote import policy_messages, store_messages
 from veldt.seeds import derive
 from veldt.step import EnvSpec
 from veldt.topologies.apex import apex
@@ -59,6 +60,12 @@ LIVES = 10_000  # that a process may have between two resumes
 MAY_CHANGE = {  # on resume
     "steps",
     "queue",
+    "transport",
+    "gate.listen",
+    "gate.token_file",
+    "gate.certificate",
+    "gate.key",
+    "gate.compress",
     "log.every",
     "log.wandb",
     "checkpoint.keep",
@@ -259,7 +266,7 @@ class Session:
                 self._write_config()
                 self.metrics = Metrics(self._sinks())
                 with self._signals():
-                    self._runtime().run(program, self.until)
+                    self._runtime(env).run(program, self.until)
             except Exception:
                 log.info("stopped by an error", exc_info=True)  # in the log file; whoever called us shows it
                 raise
@@ -272,12 +279,35 @@ class Session:
             raise Interrupted(self.interrupted, self.path)
         return Run(self.path)
 
-    def _runtime(self) -> Runtime:
+    def _gate(self, env: EnvSpec) -> Gate | None:
+        """gRPC, if anybody is to use it."""
+        config, gate = self.config, self.config.gate
+        if config.transport == "shm" and not gate.listen:
+            return None
+        from veldt.runtime.away import assign, make_token, read_secret
+        from veldt.runtime.grpc import Door
+
+        token, certificate, key = "", b"", b""
+        if gate.listen:
+            file = Path(gate.token_file) if gate.token_file else self.path / "token"
+            certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
+            token = make_token(file)
+            Door(gate.listen, certificate, key).check(token)
+            tls = f" --certificate {gate.certificate}" if certificate else ""
+            self.screen.say(f"actors may join: veldt actor --connect {gate.listen} --token-file {file}{tls}")
+        messages = {"store": store_messages(config.schema(env))}
+        if config.inference == "central":
+            messages = {"recorder": policy_messages(env, config.envs_per_actor // config.central.groups)}
+        seats = tuple(assign(config, seat) for seat in range(gate.remote))
+        own = config.transport == "grpc"
+        return Gate(messages, own, seats, gate.listen, token, certificate, key, gate.compress)
+
+    def _runtime(self, env: EnvSpec) -> Runtime:
         if self.config.runtime == "inline":
             zygote.discard()
             return Inline()
         lives = LIVES * self.checkpoint.number if self.checkpoint is not None else 0
-        return Local(self.path, self.config.step_timeout, lives, self.config.queue)
+        return Local(self.path, self.config.step_timeout, lives, self.config.queue, self._gate(env))
 
     def until(self, nodes: Nodes) -> bool:
         """Asked between two rounds: checkpoints and logs where they are due; True when the run is over."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
-import numba
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
+from veldt.compiled import LIGHT, njit
 from veldt.envs.atari import Atari, find_protocol
-from veldt.envs.minatar import Seeded
+from veldt.envs.minatar import Seeded, without_plots
 from veldt.errors import UserError, did_you_mean
 from veldt.step import EnvSpec
 from veldt.tree import Array, ArraySpec, Spec, Tree, spec
@@ -208,7 +209,10 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
     if prefix and not any(name.startswith(prefix) for name in gym.registry):
         package, extra = PACKAGES[prefix]
         try:
-            module = importlib.import_module(package)
+            with contextlib.ExitStack() as stack:
+                if package.startswith("minatar") and os.environ.get(LIGHT):
+                    stack.enter_context(without_plots())
+                module = importlib.import_module(package)
         except ImportError:
             package = package.partition(".")[0]
             raise UserError(f"{env} needs {package}; install it with: pip install 'veldt[{extra}]'.") from None
@@ -268,25 +272,20 @@ def _flat(bounds: tuple[bool, Array | None, Array | None], column: ArraySpec) ->
     return flat_low, flat_high
 
 
-@numba.njit("b1(f4[:], b1[:], b1[:], b1[:], f4[::1], b1[:,::1])", cache=True)
+@njit("b1(f4[:], b1[:], b1[:], b1[:], f4[::1], b1[:,::1])")
 def _flags(reward: Array, terminated: Array, truncated: Array, last_before: Array, discount: Array, flags: Array) -> bool:
     """Fills in discount, first, last and valid; whether all rewards are finite."""
-    finite = True
-    for i in range(len(reward)):
-        discount[i] = 0.0 if terminated[i] else 1.0
-        flags[0, i], flags[1, i], flags[2, i] = last_before[i], terminated[i] | truncated[i], True
-        finite &= abs(reward[i]) < np.inf
-    return finite
+    discount[:] = np.logical_not(terminated)
+    flags[0] = last_before
+    flags[1] = np.logical_or(terminated, truncated)
+    flags[2] = True
+    return bool(np.isfinite(reward).all())
 
 
-@numba.njit(["b1(f4[:,:], f4[::1], f4[::1])", "b1(f8[:,:], f8[::1], f8[::1])"], cache=True)
+@njit(["b1(f4[:,:], f4[::1], f4[::1])", "b1(f8[:,:], f8[::1], f8[::1])"])
 def _inside(x: Array, low: Array, high: Array) -> bool:
     """Whether all of x [n, size] is finite and within bounds [size]."""
-    well = True
-    for i in range(len(x)):
-        for j in range(len(low)):
-            well &= (x[i, j] >= low[j]) & (x[i, j] <= high[j]) & (abs(x[i, j]) < np.inf)
-    return well
+    return bool(((x >= low) & (x <= high) & np.isfinite(x)).all())
 
 
 def _bounds(box: spaces.Box) -> tuple[bool, Array | None, Array | None]:

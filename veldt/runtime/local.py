@@ -1,7 +1,7 @@
 """Local: the nodes in supervised processes of one host, joined by shared memory.
 
     supervisor (who called us)
-      zygote                      has imported everything, forks the others
+      zygote                      has imported everything, forks the others; a light one forks those that need no torch
         learner                   store, learner          \\
         actor/0 ... actor/n       policy, recorder, actor   > each with a row on the board, and streams between them
         evaluator                 policy, evaluator       /
@@ -21,12 +21,14 @@ import logging
 import math
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -35,7 +37,8 @@ import gymnasium as gym
 from veldt import callables
 from veldt.block import Schema
 from veldt.errors import Diverged, ProcessFailed, UserError
-from veldt.program import Memory, Node, Program, Ref, walk
+from veldt.program import Memory as OwnMemory
+from veldt.program import Node, Program, Ref, walk
 from veldt.runtime import zygote
 from veldt.runtime.base import Nodes, Stuck, merge
 from veldt.runtime.board import (
@@ -50,9 +53,9 @@ from veldt.runtime.board import (
     read_state,
     write_state,
 )
-from veldt.runtime.process import MESSAGE, Plan, portable
-from veldt.runtime.remote import PORTS, seam
-from veldt.runtime.shm import Arena, make_memory
+from veldt.runtime.process import GATE, MESSAGE, GatePlan, Plan, portable
+from veldt.runtime.remote import PORTS, Messages, seam
+from veldt.runtime.shm import Arena, Memory, make_memory
 from veldt.slots import Slots
 from veldt.tree import Tree
 
@@ -68,10 +71,36 @@ OTHERS_S = 1.0  # the same of one that can be done without
 STUCK_S = 60.0  # without any work of any process before the run stops, or twice the longest step
 BACK_OFF_S = (0.1, 10.0)  # the wait before a process that failed at once is started again: first and longest
 IN_A_ROW = 5  # failures without any work between them before the run stops
+LONGEST_FOLDER = 95  # characters: with a name in it, it must fit the path of a socket
 NICE = 10  # of the processes that nobody relies on
 HEALTHY = 100  # env steps or updates after which a failure counts as the first one
 MEANS = ("queue_fill", "refusing", "lag_updates")  # metrics of moments, which are averaged over a line's time
 LONG_LIFE_S = 120.0  # and so does one after such a life, or after four times the longest step
+
+
+@dataclass(frozen=True)
+class Gate:
+    """gRPC, for actors that share no memory with the run: its own, if `own`, and such as join (`veldt.runtime.away`)."""
+
+    messages: dict[str, Messages]  # by the node they go to
+    own: bool = True
+    assignments: tuple[dict[str, Any], ...] = ()  # one for each seat of those that join
+    listen: str = ""
+    token: str = ""
+    certificate: bytes = b""
+    key: bytes = b""
+    compress: bool = False
+
+    def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
+        """With a socket in a folder that is ours alone, and that goes with the stack."""
+        folder = None if directory is None else directory.resolve() / ".gate"
+        if folder is None or len(str(folder)) > LONGEST_FOLDER:
+            folder = Path(tempfile.mkdtemp(prefix="veldt-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        folder.mkdir(mode=0o700)
+        rest = (self.listen, self.token, self.certificate, self.key, self.compress)
+        return GatePlan(str(folder / "socket"), self.messages, [], {}, *rest)
 
 
 @dataclass(frozen=True)
@@ -82,9 +111,14 @@ class Local:
     step_timeout: float = 30.0
     first_incarnation: int = 0  # above all that an earlier stretch of this run had
     queue: int = 16  # blocks that may wait between an actor and the store
+    gate: Gate | None = None
 
     def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
-        supervisor = Supervisor(make_plan(program, self.queue), self)
+        with contextlib.ExitStack() as stack:
+            gate = None if self.gate is None else self.gate.plan(self.directory, stack)
+            self._run(Supervisor(make_plan(program, self.queue, gate, self.gate), self), until)
+
+    def _run(self, supervisor: Supervisor, until: Callable[[Nodes], bool]) -> None:
         try:
             supervisor.start()
             nodes = LocalNodes(supervisor)
@@ -96,7 +130,7 @@ class Local:
             supervisor.stop()
 
 
-def make_plan(program: Program, queue: int = 16) -> Plan:
+def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, options: Gate | None = None) -> Plan:
     """Which nodes share a process, and which processes must be able to reach which nodes."""
     nodes = program.nodes
     seams = {name: seam(_kind(node)) for name, node in nodes.items()}
@@ -106,6 +140,8 @@ def make_plan(program: Program, queue: int = 16) -> Plan:
         if name not in shared:
             groups.setdefault(_root(nodes, name), []).append(name)
     processes = {_name(nodes, group): group for group in groups.values()}
+    if gate is not None:
+        processes = {GATE: [], **processes}
     channels = []
     for process, group in processes.items():
         for name in group:
@@ -119,8 +155,16 @@ def make_plan(program: Program, queue: int = 16) -> Plan:
                 channel = (process, ref.name, seams[ref.name])
                 if channel not in channels:
                     channels.append(channel)
-    threads = {process: max(nodes[name].threads for name in group) for process, group in processes.items()}
-    return Plan(nodes, processes, shared, channels, queue, threads, portable(callables.local()), _registered())
+    threads = {process: max((nodes[name].threads for name in group), default=1) for process, group in processes.items()}
+    light = [process for process, group in processes.items() if all(nodes[name].light for name in group)]
+    if gate is not None and options is not None:
+        actors = [process for process in processes if process.startswith("actor/")]
+        theirs = [f"seat/{i}" for i in range(len(options.assignments))]
+        channels += [(seat, node, kind) for seat in theirs for process, node, kind in channels if process == actors[0]]
+        given = dict(zip(theirs, options.assignments, strict=True))
+        gate = replace(gate, seats=[*(actors if options.own else []), *theirs], assignments=given)
+    functions = portable(callables.local())
+    return Plan(nodes, processes, shared, channels, queue, threads, light, functions, _registered(), gate)
 
 
 def _registered() -> dict[str, Any]:
@@ -215,43 +259,61 @@ class Supervisor:
         self.answers: dict[int, tuple[Any, int | None]] = {}
         self.asked = 0
         self.expected: set[int] = set()  # numbers of questions whose answers somebody waits for
-        self._zygote: zygote.Zygote | None = None
+        self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the one of this kind
         self._watched = self._moved_at = time.monotonic()
         self._moved = -1
 
     def start(self) -> None:
         """All processes, up to the point where their workers could begin."""
         plan = self.plan
+        for light in sorted({name in plan.light for name in plan.processes}):
+            self.zygotes[light] = zygote.take(light)  # at once: they import at the same time, and while we go on
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:  # a descriptor for each stream, and one for each process
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
         names = ["plan", "board", "stacks", *(name for name, x in plan.shared.items() if x == "params")]
         for name, node in plan.nodes.items():
-            if walk((node.args, node.kwargs), Memory):
+            if walk((node.args, node.kwargs), OwnMemory):
                 names += [f"arena {name}", f"blocks {name}"]
         for process, node_name, kind in plan.channels:
             names += [f"{process}>{node_name}"] + ([f"{process}<{node_name}"] if kind == "policy" else [])
+        names += ["gate seats"] if plan.gate is not None else []
         for name in names:
             self.descriptors[name] = make_memory(f"veldt {name}")
-        self.board = Board(self.descriptors["board"], 1 + len(plan.processes))
+        if plan.gate is not None:
+            self._lay_out_gate(plan.gate)
+        self.board = Board(self.descriptors["board"], 1 + len(plan.processes) + len(plan.seats))
         self.board.hold = True
         self.counters = SharedCounters(self.board, 0)
         plan.save(self.descriptors["plan"])
         for name in plan.processes:
             self.children[name] = Child(name, self.board.row(plan.row(name)), self.options.first_incarnation)
-        try:
-            self._begin()
-        except zygote.ZygoteDied as error:
-            self._replace_zygote(error)
+        for light in sorted(self.zygotes, reverse=True):  # the light one is ready first
+            try:
+                self._begin(light)
+            except zygote.ZygoteDied as error:
+                self._replace_zygote(light, error)
         self.wait(lambda: all(child.ready for child in self.children.values()), zygote.START_S, "start")
 
-    def _begin(self) -> None:
-        """A zygote, and all processes from it."""
-        self._zygote = zygote.take()
-        self._zygote.wait_ready()
-        self._zygote.share(self.descriptors)
-        for child in self.children.values():
+    def _lay_out_gate(self, gate: GatePlan) -> None:
+        """What outlives the gate's process: who has which seat, and how often it was taken."""
+        from veldt.runtime.grpc import INCARNATION, RECORD, EventBell
+
+        self.descriptors["gate bell"] = EventBell.make()
+        records = Memory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))
+        for i in range(len(gate.seats)):
+            records.words(8 * RECORD * i, RECORD)[INCARNATION] = self.options.first_incarnation
+
+    def _begin(self, light: bool) -> None:
+        """All processes of a zygote, when it is ready."""
+        self.zygotes[light].wait_ready()
+        self.zygotes[light].share(self.descriptors)
+        for child in self._from(light):
             self._fork(child)
+
+    def _from(self, light: bool) -> list[Child]:
+        """The processes that the zygote of this kind forks."""
+        return [child for child in self.children.values() if (child.name in self.plan.light) == light]
 
     def _fork(self, child: Child) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -266,9 +328,8 @@ class Supervisor:
         state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}
         if state and child.restarts:
             fds.append(write_state(state))
-        assert self._zygote is not None
         try:
-            self._zygote.fork(child.name, order, fds)
+            self.zygotes[child.name in self.plan.light].fork(child.name, order, fds)
         finally:
             theirs.close()
             for fd in fds[1:]:
@@ -276,19 +337,19 @@ class Supervisor:
 
     def tick(self, seconds: float = TICK_S) -> None:
         """Waits a moment for something to happen, and sees to what did."""
-        assert self._zygote is not None
         sockets = {child.socket.fileno(): child for child in self.children.values() if child.socket is not None}
-        for fd in zygote.readable([self._zygote.socket.fileno(), *sockets], seconds):
+        for fd in zygote.readable([*self._zygote_fds(), *sockets], seconds):
             if fd in sockets:
                 self._hear(sockets[fd])
-        try:
-            for event in self._zygote.events():
-                self._see(event)
-            for child in self.children.values():
-                if child.due and time.monotonic() >= child.due:
-                    self._fork(child)
-        except zygote.ZygoteDied as error:
-            self._replace_zygote(error)
+        for light in [*self.zygotes]:
+            try:
+                for event in self.zygotes[light].events():
+                    self._see(event, self._from(light))
+                for child in self._from(light):
+                    if child.due and time.monotonic() >= child.due:
+                        self._fork(child)
+            except zygote.ZygoteDied as error:
+                self._replace_zygote(light, error)
         now = time.monotonic()
         if now - self._watched > WATCH_S:
             away, self._watched = now - self._watched > AWAY_S, now
@@ -339,13 +400,13 @@ class Supervisor:
             for fd in fds:
                 os.close(fd)
 
-    def _see(self, event: dict[str, Any]) -> None:
-        """What the zygote tells: a process was forked, or has ended."""
+    def _see(self, event: dict[str, Any], children: list[Child]) -> None:
+        """What a zygote tells of its processes: one was forked, or has ended."""
         if "forked" in event:
             self.children[event["forked"]].pid = event["pid"]
             self._write_processes()
         elif "exited" in event:
-            for child in self.children.values():
+            for child in children:
                 if child.pid == event["exited"]:
                     self._hear(child)  # its last words
                     self._bury(child, event["status"])
@@ -394,15 +455,17 @@ class Supervisor:
         return child.ready and (self._work(child) - child.work >= HEALTHY or time.monotonic() - child.began > long)
 
     def _work(self, child: Child) -> int:
+        if child.name == GATE:  # what it works for is done by others
+            return int(self.board.counts.sum())
         return int(self.board.counts[self.plan.row(child.name)].sum())
 
-    def _replace_zygote(self, error: Exception) -> None:
-        """Every process went with it, and comes back from a new one."""
+    def _replace_zygote(self, light: bool, error: Exception) -> None:
+        """Every process from it went with it, and comes back from a new one."""
+        which = "all" if len(self.zygotes) == 1 else "its"
         while True:
-            log.error("%s; all processes are started again", str(error))
-            assert self._zygote is not None
-            self._zygote.close()
-            for child in self.children.values():
+            log.error("%s; %s processes are started again", str(error), which)
+            self.zygotes.pop(light).close()
+            for child in self._from(light):
                 if child.socket is not None:
                     child.socket.close()
                     child.socket = None
@@ -411,9 +474,10 @@ class Supervisor:
                 child.restarts += 1
                 child.incarnation += 1
                 if child.failures >= IN_A_ROW:
-                    raise ProcessFailed(f"all processes ended {IN_A_ROW} times without any work between: {error}")
+                    raise ProcessFailed(f"{which} processes ended {IN_A_ROW} times without any work between: {error}")
+            self.zygotes[light] = zygote.take(light)
             try:
-                return self._begin()
+                return self._begin(light)
             except zygote.ZygoteDied as again:
                 error = again
 
@@ -524,7 +588,10 @@ class Supervisor:
 
     @property
     def zygote_pid(self) -> int:
-        return self._zygote.pid if self._zygote is not None else 0
+        return self.zygotes[False].pid
+
+    def _zygote_fds(self) -> list[int]:
+        return [each.socket.fileno() for each in self.zygotes.values()]
 
     def _write_processes(self) -> None:
         if self.options.directory is None:
@@ -535,19 +602,19 @@ class Supervisor:
         }
         aside = self.options.directory / ".aside-processes.json"
         with contextlib.suppress(OSError):
-            whole = {"supervisor": {"pid": os.getpid()}, "zygote": {"pid": self.zygote_pid}, **table}
+            zygotes = {each.name: {"pid": each.pid} for each in self.zygotes.values()}
+            whole = {"supervisor": {"pid": os.getpid()}, **zygotes, **table}
             aside.write_text(json.dumps(whole, indent=1) + "\n")
             os.replace(aside, self.options.directory / "processes.json")
 
     def stop(self) -> None:
         """Ends all processes and gives everything back."""
         try:
-            if self.board is not None and self._zygote is not None:
+            if self.board is not None:
                 self._end_processes()
         finally:
-            if self._zygote is not None:
-                self._zygote.close()
-                self._zygote = None
+            while self.zygotes:
+                self.zygotes.popitem()[1].close()
             for child in self.children.values():
                 if child.socket is not None:
                     child.socket.close()
@@ -568,10 +635,9 @@ class Supervisor:
             self.board.bell(row).ring()
         for seconds, last in ((STOP_S, False), (1.0, True)):
             deadline = time.monotonic() + seconds
-            with contextlib.suppress(zygote.ZygoteDied, OSError):
+            with contextlib.suppress(OSError):
                 while self._reap() and time.monotonic() < deadline:
-                    assert self._zygote is not None
-                    zygote.readable([self._zygote.socket.fileno()], 0.01)
+                    zygote.readable(self._zygote_fds(), 0.01)
             for child in self.children.values():
                 if child.pid and not last:
                     with contextlib.suppress(ProcessLookupError):
@@ -579,13 +645,21 @@ class Supervisor:
 
     def _reap(self) -> bool:
         """Whether any process is left."""
-        assert self._zygote is not None
-        for event in self._zygote.events():
-            for child in self.children.values():
-                if child.name == event.get("forked"):
-                    child.pid = event["pid"]
-                elif child.pid and child.pid == event.get("exited"):
+        for light in [*self.zygotes]:
+            children = self._from(light)
+            try:
+                events = self.zygotes[light].events()
+            except zygote.ZygoteDied:  # and all that it forked
+                self.zygotes.pop(light).close()
+                events = []
+                for child in children:
                     child.pid, child.due = 0, math.inf
+            for event in events:
+                for child in children:
+                    if child.name == event.get("forked"):
+                        child.pid = event["pid"]
+                    elif child.pid and child.pid == event.get("exited"):
+                        child.pid, child.due = 0, math.inf
         return any(child.pid or (child.socket is not None and not child.due) for child in self.children.values())
 
 
@@ -621,7 +695,8 @@ class LocalNodes:
 
     def memory(self) -> tuple[list[int], list[int]]:
         supervisor = self.supervisor
-        pids = [supervisor.zygote_pid, *(child.pid for child in supervisor.children.values())]
+        pids = [each.pid for each in supervisor.zygotes.values()]
+        pids += [child.pid for child in supervisor.children.values()]
         return [pid for pid in pids if pid], list(supervisor.descriptors.values())
 
     def refresh(self) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -18,8 +20,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import gymnasium as gym
@@ -35,6 +37,7 @@ from veldt.runtime.board import (
     BUILDING,
     DOING,
     ORDERS,
+    ROW,
     SERVING,
     SINCE,
     WAITING,
@@ -43,15 +46,36 @@ from veldt.runtime.board import (
     read_state,
     write_state,
 )
-from veldt.runtime.remote import PORTS, Channel, RemoteParams, Served
-from veldt.runtime.shm import Arena, Latest, Reader, Writer
+from veldt.runtime.remote import PORTS, Channel, Messages, RemoteParams, Served
+from veldt.runtime.shm import Arena, Bell, Format, Latest, Memory, Reader, Rings, Writer
 from veldt.runtime.zygote import ignore_signals, set_title
 from veldt.seeds import derive
+
+if TYPE_CHECKING:  # who does not need gRPC does not load it
+    from veldt.runtime.grpc import EventBell
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
 SPIN = 30  # looks for work before a process that serves calls goes to sleep
 CALL_SLOTS = 8
+GATE = "gate"  # the process that stands between actors without our memory and the others
+
+log = logging.getLogger("veldt")
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """What the process called `gate` listens for (`veldt.runtime.grpc`)."""
+
+    socket: str  # a path
+    messages: dict[str, Messages]  # by node
+    seats: list[str] = field(default_factory=list)  # processes of the run, and names for actors that may join
+    assignments: dict[str, dict[str, Any]] = field(default_factory=dict)  # what those that join are to build
+    listen: str = ""  # HOST:PORT for those that join
+    token: str = ""
+    certificate: bytes = b""
+    key: bytes = b""
+    compress: bool = False
 
 
 @dataclass
@@ -64,47 +88,61 @@ class Plan:
     channels: list[tuple[str, str, str]]  # (process, node of another one, seam of that node)
     queue: int = 16  # blocks that may be on their way from one process: they are lost to a resume, and grow old
     threads: dict[str, int] = field(default_factory=dict)  # process -> threads for tensor operations
-    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)  # those that cannot be imported
+    light: list[str] = field(default_factory=list)  # processes without torch
+    functions: dict[str, bytes] = field(default_factory=dict)  # those that cannot be imported, pickled
     envs: dict[str, Any] = field(default_factory=dict)  # Gymnasium ids that the user registered
+    gate: GatePlan | None = None  # for actors that share no memory with the others
 
-    def row(self, process: str) -> int:
-        """Of the board; the first is the supervisor's."""
-        return 1 + list(self.processes).index(process)
+    def row(self, name: str) -> int:
+        """Of the board, for a process or a seat at the gate; the first is the supervisor's."""
+        if name in self.processes:
+            return 1 + list(self.processes).index(name)
+        return 1 + len(self.processes) + self.seats.index(name)
+
+    @property
+    def seats(self) -> list[str]:
+        return [] if self.gate is None else self.gate.seats
 
     def home(self, node: str) -> str:
         return next(process for process, nodes in self.processes.items() if node in nodes)
 
     def save(self, fd: int) -> None:
+        """The nodes of each process are pickled apart: a light one must not load what the others need."""
+        parts = {
+            process: cloudpickle.dumps({name: self.nodes[name] for name in names})
+            for process, names in self.processes.items()
+        }
         with os.fdopen(os.dup(fd), "wb") as file:
-            cloudpickle.dump(self, file)
+            cloudpickle.dump((replace(self, nodes={}), parts), file)
 
     @staticmethod
-    def load(fd: int) -> Plan:
+    def load(fd: int, process: str) -> Plan:
+        """As this process needs it: with its own nodes only."""
         with open(f"/proc/self/fd/{fd}", "rb") as file:
-            plan: Plan = cloudpickle.load(file)
-        callables.install(plan.functions)
+            found: tuple[Plan, dict[str, bytes]] = cloudpickle.load(file)
+        plan, parts = found
+        callables.install({name: functools.partial(cloudpickle.loads, data) for name, data in plan.functions.items()})
         for name, entry in plan.envs.items():
             gym.registry.setdefault(name, entry)
-        return plan
+        return replace(plan, nodes=cloudpickle.loads(parts[process]))
 
 
-def portable(functions: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Those that can be sent to another process, and for each of the others one that says so."""
-    out: dict[str, Callable[..., Any]] = {}
+def portable(functions: dict[str, Callable[..., Any]]) -> dict[str, bytes]:
+    """Functions to be sent to other processes; for each that cannot be, one that says so."""
+    out: dict[str, bytes] = {}
     for name, function in functions.items():
         try:
-            cloudpickle.dumps(function)
-            out[name] = function
+            out[name] = cloudpickle.dumps(function)
         except Exception:  # whatever the objects raise that it refers to
-            out[name] = callables.NotPortable(name)
+            out[name] = cloudpickle.dumps(callables.NotPortable(name))
     return out
 
 
-def preload() -> None:
+def preload(light: bool) -> None:
     """What the zygote imports, so that no child has to."""
     import importlib
 
-    for module in ("run", "topologies.apex", "bench"):
+    for module in ("actor",) if light else ("run", "topologies.apex", "bench"):
         importlib.import_module(f"veldt.{module}")
 
 
@@ -144,22 +182,24 @@ class Host:
         connection.setblocking(False)
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, file=descriptors["stacks"], all_threads=True)
-        log = logging.getLogger("veldt")
         log.setLevel(logging.INFO)
         log.addHandler(ToSupervisor(connection, name))
-        self.plan = Plan.load(descriptors["plan"])
+        self.plan = Plan.load(descriptors["plan"], name)
         self.board = Board(descriptors["board"])
         self.index = self.plan.row(name)
         self.row, self.bell = self.board.row(self.index), self.board.bell(self.index)
         self.row[DOING], self.row[SINCE] = BUILDING, time.monotonic_ns()
         self.obeyed = order["orders"]
-        import torch
-
-        torch.set_num_threads(self.plan.threads.get(name, 1))
         seed = derive(0, name, order["incarnation"])  # what forked processes share unless they are told otherwise
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        if name not in self.plan.light:
+            import torch
+
+            torch.set_num_threads(self.plan.threads.get(name, 1))
+            torch.manual_seed(seed)
         self._ring_later: list[Writer] = []
+        self.gate = self._make_gate() if name == GATE else None
+        self.link = self._make_link() if name in self.plan.seats else None
         self.objects = self._build(order["incarnation"])
         self.hosts = self._hosts()
         self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
@@ -174,7 +214,7 @@ class Host:
 
     def live(self) -> None:
         row, bell, board = self.row, self.bell, self.board
-        spin = SPIN if any(seam == "policy" for *_, seam in self._mine()) else 0
+        spin = SPIN if self.link is None and any(seam == "policy" for *_, seam in self._mine()) else 0
         idle = 0
         told = 0.0
         gc.freeze()
@@ -196,6 +236,8 @@ class Host:
                 worked |= host.step()
             for writer in self._ring_later:
                 writer.ring()
+            if worked and self.link is not None:
+                self.link.step()
             if began - told > METRICS_S:
                 told = began
                 self._tell_metrics()
@@ -203,12 +245,21 @@ class Host:
             if idle > spin:
                 row[DOING] = WAITING
                 began = time.perf_counter()
-                bell.wait(rung)
+                self._rest(rung)
                 if not board.hold:
                     self.waited += time.perf_counter() - began
-        for thing in self.objects.values():
+        for thing in (*self.objects.values(), self.link, self.gate):
             if hasattr(thing, "close"):
                 thing.close()
+
+    def _rest(self, rung: int) -> None:
+        """Nothing is to be done here until somebody says so, or some time is over."""
+        if self.gate is not None:
+            self.gate.step(Bell.LONGEST)
+        elif self.link is not None:
+            self.link.wait(Bell.LONGEST)
+        else:
+            self.bell.wait(rung, min((getattr(host, "rest", math.inf) for host in self.hosts), default=math.inf))
 
     def _mine(self) -> list[tuple[str, str, str]]:
         """The channels that end here, on either side."""
@@ -218,10 +269,17 @@ class Host:
     def _build(self, incarnation: int) -> dict[str, Any]:
         known: dict[str, Any] = {}
         for node, seam in self.plan.shared.items():
-            fd = self.descriptors.get(node, -1)
-            known[node] = SharedCounters(self.board, self.index) if seam == "counters" else RemoteParams(Latest(fd))
+            if seam == "counters":
+                known[node] = SharedCounters(self.board, self.index)
+            elif self.link is not None:
+                known[node] = RemoteParams(self.link.latest(node))
+            else:
+                known[node] = RemoteParams(Latest(self.descriptors[node]))
         for process, node, seam in self.plan.channels:
-            if process == self.name:
+            if process == self.name and self.link is not None:
+                there, answers = self.link.outbox(node), self.link.inbox(node) if seam == "policy" else None
+                known[node] = PORTS[seam][0](Channel(there, answers))
+            elif process == self.name:
                 bell = self.board.bell(self.plan.row(self.plan.home(node)))
                 # A store is told of all blocks of one step at once: each ring may wake it, and stop who is on its core.
                 later = seam == "store"
@@ -239,6 +297,54 @@ class Host:
             objects[name] = known[name] = made.build(*args, **kwargs)
         return objects
 
+    def _bell_of(self, process: str) -> Rings:
+        """Of a process that this one answers; those at the gate are reached through it."""
+        return self._gate_bell() if process in self.plan.seats else self.board.bell(self.plan.row(process))
+
+    def _gate_bell(self) -> EventBell:
+        from veldt.runtime.grpc import EventBell
+
+        return EventBell(self.board.memory, ROW * self.plan.row(GATE), self.descriptors["gate bell"])
+
+    def _make_link(self) -> Any:
+        from veldt.runtime.grpc import Link
+
+        assert self.plan.gate is not None
+        link = Link(f"unix:{self.plan.gate.socket}", seat=self.name, compress=self.plan.gate.compress)
+        link.connect()
+        return link
+
+    def _make_gate(self) -> Any:
+        from veldt.runtime.grpc import RECORD, Door, Gate, LatestReader, Port, Seat
+
+        plan, gate, seats = self.plan, self.plan.gate, []
+        assert gate is not None
+        records = Memory(self.descriptors["gate seats"])
+        for i, name in enumerate(gate.seats):
+            ports = []
+            for process, node, seam in plan.channels:
+                if process == name:
+                    bell = self.board.bell(plan.row(plan.home(node)))
+                    there = Writer(self.descriptors[f"{process}>{node}"], bell, **self._room(seam), later=False)
+                    back = Reader(self.descriptors[f"{process}<{node}"]) if seam == "policy" else None
+                    formats = [[Format.of(tree) for tree in trees] for trees in gate.messages[node]]
+                    room = self._room(seam)["most"]
+                    ports.append(Port(node, there, formats[0], back, formats[1], room, finite=seam == "policy"))
+            latest: dict[str, LatestReader] = {
+                node: Latest(self.descriptors[node]) for node, seam in plan.shared.items() if seam == "params"
+            }
+            record, row = records.words(8 * RECORD * i, RECORD), self.board.row(plan.row(name))
+            assigned = functools.partial(_assigned, gate.assignments.get(name, {}))
+            seats.append(Seat(name, ports, latest, record, row, assigned, owned=name in plan.processes))
+        doors = [Door(f"unix:{gate.socket}")]
+        if gate.listen:
+            doors.append(Door(gate.listen, gate.certificate, gate.key))
+        made = Gate(seats, doors, self.board, self._gate_bell(), gate.token)
+        made.start()
+        for address in made.addresses[1:]:
+            log.info("listening on %s", address)
+        return made
+
     def _room(self, seam: str) -> dict[str, int]:
         """How many messages of which size may wait."""
         return {"most": CALL_SLOTS} if seam == "policy" else {"most": self.plan.queue, "budget": self.plan.queue * STREAM}
@@ -249,8 +355,9 @@ class Host:
             ends = []
             for process, served, seam in self.plan.channels:
                 if served == node:
-                    bell = self.board.bell(self.plan.row(process))
-                    back = Writer(self.descriptors[f"{process}<{node}"], bell) if seam == "policy" else None
+                    bell = self._bell_of(process)
+                    # Who asked twice is woken once: the host rings when all answers are there.
+                    back = Writer(self.descriptors[f"{process}<{node}"], bell, later=True) if seam == "policy" else None
                     # The writer of a full stream is woken when it is read; the asker of a call waits for the answer.
                     there = Reader(self.descriptors[f"{process}>{node}"], None if back else bell)
                     ends.append(Served(there, back))
@@ -292,8 +399,9 @@ class Host:
 
     def _tell_metrics(self) -> None:
         now, cpu = time.perf_counter(), time.process_time()
-        things = [*self.objects.values(), *self.hosts]
-        self.unsent |= merge(thing.metrics() for thing in things if hasattr(thing, "metrics"))
+        things = [*self.objects.values(), *self.hosts, *([] if self.gate is None else [self.gate])]
+        parts = [thing.metrics() for thing in things if hasattr(thing, "metrics")]
+        self.unsent |= merge([*parts, *({} if self.gate is None else self.gate.told()).values()])
         names = list(self.objects)
         for part, seconds in spent({names[i]: worker for i, worker in self.workers}).items():
             self.spent[part] = self.spent.get(part, 0.0) + seconds
@@ -316,6 +424,10 @@ class Host:
             socket.send_fds(self.connection, [data], fds or [])
             self.connection.setblocking(False)
         return True
+
+
+def _assigned(told: dict[str, Any], incarnation: int) -> dict[str, Any]:
+    return told
 
 
 def seam_of(plan: Plan, node: str) -> str:

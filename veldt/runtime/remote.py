@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from veldt.block import Block, BlockId, Schema
+from veldt.step import EnvSpec
 from veldt.tree import PACKED, Array, Tree
 
 if TYPE_CHECKING:  # an actor under central inference imports no torch
@@ -24,23 +25,31 @@ if TYPE_CHECKING:  # an actor under central inference imports no torch
 class Outbox(Protocol):
     def put(self, tree: Tree) -> bool: ...  # False: not now
 
-    def ring(self) -> None: ...  # wakes the reader, if it was not for every message
-    def recent(self) -> list[Tree]: ...  # views of the newest messages, read or not, of whichever life
-
     @property
     def written(self) -> int: ...  # messages ever put, over all lives
 
 
 class Inbox(Protocol):
-    def peek(
-        self, ahead: int = 0
-    ) -> Tree | None: ...  # views of the oldest or a later message, good until popped
+    def peek(self) -> Tree | None: ...  # views of the oldest message, good until it is popped
     def pop(self) -> None: ...
+
+
+class Requests(Inbox, Protocol):
+    """An inbox as a host has it."""
 
     slots: int  # messages that there is room for; known once one came
 
+    def peek(self, ahead: int = 0) -> Tree | None: ...  # so many behind the oldest
+
     @property
     def waiting(self) -> int: ...
+
+
+class Replies(Outbox, Protocol):
+    """An outbox as a host has it."""
+
+    def ring(self) -> None: ...  # wakes the reader for all that was put since
+    def recent(self) -> list[Tree]: ...  # views of the newest messages, read or not, of whichever life
 
 
 class LatestValue(Protocol):
@@ -58,8 +67,8 @@ class Channel(NamedTuple):
 class Served(NamedTuple):
     """The other end of a channel."""
 
-    there: Inbox
-    back: Outbox | None
+    there: Requests
+    back: Replies | None
 
 
 def seam(kind: type) -> str:
@@ -91,6 +100,38 @@ class RemoteParams:
         return None if found is None else Weights(*found)
 
 
+def block_message(block: Block, priorities: Array | None) -> Tree:
+    message: Tree = {"id": np.array(block.id, np.int64), "items": block.items}
+    if priorities is not None:
+        message["priorities"] = np.asarray(priorities, np.float64)
+    for kind, arrays in (("rows/", block.rows), ("starts/", block.starts)):
+        for name, array in arrays.items():
+            message[kind + name] = array.view(np.uint8) if name == PACKED else array
+    return message
+
+
+class Messages(NamedTuple):
+    """One of each kind that may go to a node and come back, for transports that must know them beforehand."""
+
+    there: list[Tree]
+    back: list[Tree]
+
+
+def store_messages(schema: Schema) -> Messages:
+    starts = schema.starts
+    rows, states = schema.layout.zeros(schema.rows), schema.start_layout.zeros(starts)
+    block = Block(BlockId(0, 0, 0), schema, rows, states, np.zeros(starts, np.bool_))
+    return Messages([block_message(block, priorities) for priorities in (None, np.zeros(starts))], [])
+
+
+def policy_messages(env: EnvSpec, n: int) -> Messages:
+    """For groups of n environments."""
+    question, answer = {"question": np.zeros(3, np.int64)}, {"answer": np.zeros(2, np.int64)}
+    step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
+    action = np.zeros((n, *env.action.shape), env.action.dtype)
+    return Messages([question | step, question], [answer | {"action": action}, answer])
+
+
 class RemoteStore:
     """A Store that takes blocks (*stream*). "Not now" of the store travels back as a stream that fills up."""
 
@@ -98,13 +139,7 @@ class RemoteStore:
         self._out = channel.there
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
-        message: Tree = {"id": np.array(block.id, np.int64), "items": block.items}
-        if priorities is not None:
-            message["priorities"] = priorities
-        for kind, arrays in (("rows/", block.rows), ("starts/", block.starts)):
-            for name, array in arrays.items():
-                message[kind + name] = array.view(np.uint8) if name == PACKED else array
-        return self._out.put(message)
+        return self._out.put(block_message(block, priorities))
 
     def sample(self, *_: Any) -> Any:
         raise NotImplementedError("a store is sampled in its own process: add the learner with on=store")

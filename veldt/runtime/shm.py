@@ -22,7 +22,7 @@ import os
 import platform
 import time
 import zlib
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +130,12 @@ class Bell:
             self._time[0], self._time[1] = 0, int(1e9 * max(0.0, min(seconds, self.LONGEST)))
             _syscall(FUTEX, self._address, _WAIT, since, self._time_address, None, 0)
         words[1] = 0
+
+
+class Rings(Protocol):
+    """What wakes a process: its `Bell`, or something like it."""
+
+    def ring(self) -> None: ...
 
 
 # A ring: a page of words, a page for each of the formats its messages may have, then the slots.
@@ -249,7 +255,7 @@ class Writer(Ring):
     """
 
     def __init__(
-        self, fd: int, reader: Bell | None = None, budget: int = 16 << 20, most: int = 64, later: bool = False
+        self, fd: int, reader: Rings | None = None, budget: int = 16 << 20, most: int = 64, later: bool = False
     ) -> None:
         super().__init__(fd)
         self.reader, self.budget, self.most, self.later = reader, budget, most, later
@@ -347,7 +353,7 @@ class Writer(Ring):
 class Reader(Ring):
     """The reading end: `peek` gives views of the oldest message, which stay good until `pop` frees its slot."""
 
-    def __init__(self, fd: int, writer: Bell | None = None) -> None:
+    def __init__(self, fd: int, writer: Rings | None = None) -> None:
         super().__init__(fd)
         self.writer = writer
 

@@ -3,7 +3,10 @@
 A child is up in some 10 ms and shares the zygote's pages, where a fresh interpreter takes two seconds and 200 MB. The
 zygote is started with exec, not forked from whoever calls us: that one may have threads and CUDA, the zygote has neither.
 
-    supervisor --exec--> zygote --fork--> child, child, ...
+    supervisor --exec--> zygote        --fork--> child, child, ...
+               --exec--> light zygote  --fork--> child, child, ...
+
+The light one has neither torch nor numba: it is there in half a second, and a child that only steps environments is small.
 
 Each is told by the kernel to die when its parent does (PR_SET_PDEATHSIG), so a SIGKILL of the supervisor or of the zygote
 takes everything below with it. They speak over a private socket pair: JSON, and descriptors beside it.
@@ -27,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from veldt.compiled import LIGHT
 from veldt.errors import ProcessFailed
 
 MOST_FDS = 200  # in one message
@@ -47,7 +51,8 @@ class ZygoteDied(ProcessFailed):
 class Zygote:
     """The supervisor's end. `start` it as early as possible: its imports take as long as ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, light: bool = False) -> None:
+        self.name = zygote_name(light)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         environment = {
@@ -55,6 +60,7 @@ class Zygote:
             **os.environ,
             **threads,
             "VELDT_PATH": json.dumps([path for path in sys.path if isinstance(path, str)]),
+            LIGHT: "1" if light else "",
         }
         # -P: what lies in the working directory, such as the user's own json.py, is not imported unless it is on our path.
         code = (
@@ -78,7 +84,7 @@ class Zygote:
         deadline = time.monotonic() + START_S
         while not self.ready:
             if self._receive(max(0.0, deadline - time.monotonic())) is None:
-                raise ZygoteDied(f"the zygote was not ready after {START_S:.0f} s")
+                raise ZygoteDied(f"the {self.name} was not ready after {START_S:.0f} s")
 
     def share(self, descriptors: dict[str, int]) -> None:
         """Descriptors that every child forked from now on has, by name."""
@@ -109,7 +115,7 @@ class Zygote:
         try:
             socket.send_fds(self.socket, [json.dumps(message).encode()], fds)
         except OSError as error:
-            raise ZygoteDied(f"the zygote cannot be reached ({error}), exit status {self.process.poll()}") from None
+            raise ZygoteDied(f"the {self.name} cannot be reached ({error}), exit status {self.process.poll()}") from None
 
     def _receive(self, seconds: float) -> dict[str, Any] | None:
         if not readable([self.socket.fileno()], seconds):
@@ -119,7 +125,7 @@ class Zygote:
         except ConnectionResetError:  # it had not read all that it was told
             data = b""
         if not data:
-            raise ZygoteDied(f"the zygote died with exit status {self.process.wait(5.0)}")
+            raise ZygoteDied(f"the {self.name} died with exit status {self.process.wait(5.0)}")
         message: dict[str, Any] = json.loads(data)
         self.ready |= "ready" in message
         return message if message else None
@@ -133,24 +139,28 @@ def readable(fds: Iterable[int], seconds: float) -> list[int]:
     return [fd for fd, _ in poll.poll(math.ceil(1e3 * seconds))]
 
 
-_early: list[Zygote] = []
+def zygote_name(light: bool) -> str:
+    return "light zygote" if light else "zygote"
 
 
-def start_early() -> None:
-    """Starts the zygote before it is known what it will be asked for."""
-    if not _early:
-        _early.append(Zygote())
+_early: dict[bool, Zygote] = {}  # light -> the one of this kind
 
 
-def take() -> Zygote:
+def start_early(light: bool = False) -> None:
+    """Starts the zygote of a kind before it is known what it will be asked for."""
+    if light not in _early:
+        _early[light] = Zygote(light)
+
+
+def take(light: bool = False) -> Zygote:
     """The one that was started early, or a new one."""
-    return _early.pop() if _early else Zygote()
+    return _early.pop(light, None) or Zygote(light)
 
 
 def discard() -> None:
-    """Ends the one that was started early and turned out not to be needed."""
+    """Ends those that were started early and turned out not to be needed."""
     while _early:
-        _early.pop().close()
+        _early.popitem()[1].close()
 
 
 def prctl(option: int, value: Any) -> None:
@@ -189,17 +199,23 @@ def main() -> None:
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     ignore_signals()
-    set_title("veldt zygote")
-    import torch
+    light = bool(os.environ.get(LIGHT))
+    set_title(f"veldt {zygote_name(light)}")
+    if not light:
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
     from veldt.runtime import process
 
-    process.preload()
+    process.preload(light)
     gc.collect()
     gc.freeze()  # what is here now will never be garbage: no child touches these pages to find out
     assert threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1, "the zygote has threads"
-    assert not torch.cuda.is_initialized(), "the zygote has initialised CUDA"  # type: ignore[no-untyped-call]
+    if light and (heavy := {"torch", "numba"} & sys.modules.keys()):
+        names = " and ".join(sorted(heavy))
+        print(f"veldt: a plugin has imported {names}: actors will need more memory than they should", file=sys.stderr)
+    if not light:
+        assert not torch.cuda.is_initialized(), "the zygote has initialised CUDA"  # type: ignore[no-untyped-call]
     Server(socket.socket(fileno=handle), process.run).serve()
 
 

@@ -35,33 +35,35 @@ def apex(program: Program, config: Config, env: EnvSpec) -> None:
 
 
 def add_actors(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> None:
-    """The actors, each with its policy and recorder in a process of its own."""
-    algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
-    n, total = config.envs_per_actor, config.actors * config.envs_per_actor
     for i in range(config.actors):
-        explore = config.actor.explore(i * n, n, total)
-        policy = program.add(
-            f"policy/{i}",
-            LocalPolicy,
-            algorithm,
-            env,
-            params,
-            counters,
-            explore,
-            derive(seed, "policy", i),
-            config.refresh,
-        )
-        recorder = program.add(
-            f"recorder/{i}",
-            Recorder,
-            policy,
-            store,
-            algorithm,
-            schema,
-            i,
-            INCARNATION,
-            first_priorities=config.store.first_priorities,
-            on=policy,
-        )
-        name = f"actor/{i}"
-        program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=policy)
+        add_actor(program, config, env, i, store, params, counters)
+
+
+def add_actor(program: Program, config: Config, env: EnvSpec, i: int, store: Any, params: Any, counters: Any) -> None:
+    """The i-th actor, with its policy and recorder in a process of its own."""
+    algorithm, seed, n = config.algorithm, config.seed, config.envs_per_actor
+    policy = program.add(
+        f"policy/{i}",
+        LocalPolicy,
+        algorithm,
+        env,
+        params,
+        counters,
+        config.actor.explore(i * n, n, n * config.total_actors),
+        derive(seed, "policy", i),
+        config.refresh,
+    )
+    recorder = program.add(
+        f"recorder/{i}",
+        Recorder,
+        policy,
+        store,
+        algorithm,
+        config.schema(env),
+        i,
+        INCARNATION,
+        first_priorities=config.store.first_priorities,
+        on=policy,
+    )
+    name = f"actor/{i}"
+    program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=policy)

@@ -41,7 +41,7 @@ def seed(program: Program, config: Config, env: EnvSpec) -> None:
 
 def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
     """The policy of all actors, and the recorder around it, in a process of their own."""
-    central, total = config.central, config.actors * config.envs_per_actor
+    central, total = config.central, config.total_actors * config.envs_per_actor
     policy = program.add(
         "inference",
         BatchedPolicy,
@@ -51,7 +51,7 @@ def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, pa
         counters,
         config.actor.explore(0, total, total),
         derive(config.seed, "policy", 0),
-        groups=config.actors * central.groups,
+        groups=config.total_actors * central.groups,
         n=config.envs_per_actor // central.groups,
         batch=central.batch or total,
         wait=1e-3 * central.wait_ms if config.runtime == "local" else 0.0,  # inline nobody could ask meanwhile
@@ -76,4 +76,4 @@ def add_actor(program: Program, config: Config, i: int, recorder: Any, counters:
     envs = partial(make_env, config.env, protocol=config.protocol)
     groups = tuple(range(i * config.central.groups, (i + 1) * config.central.groups))
     n, name = config.envs_per_actor // config.central.groups, f"actor/{i}"
-    program.add(name, Actor, envs, n, recorder, counters, config.seed, name, groups, INCARNATION)
+    program.add(name, Actor, envs, n, recorder, counters, config.seed, name, groups, INCARNATION, light=True)

@@ -1,0 +1,50 @@
+"""veldt actor: acts for a run on another machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from veldt.cli.parse import parse
+from veldt.errors import ProcessFailed
+
+EXAMPLE = """Acts for a run that listens (veldt train ... --gate.listen HOST:PORT), from this machine or another.
+
+It takes a free seat of the run, is told what to do, and may be stopped and started again at any time.
+
+Example: veldt actor --connect trainer.local:7777 --token-file token --certificate run.crt
+"""
+
+
+@dataclass(frozen=True)
+class Actor:
+    connect: str
+    """HOST:PORT of the run, or unix:/path of its socket."""
+    token_file: Path | None = None
+    """File with the run's token, readable by you alone."""
+    certificate: Path | None = None
+    """The run's certificate (PEM), or that of who signed it; needed for another host."""
+    env: str = ""
+    """The environment that may be imported, if it is module:callable; Gymnasium ids need no permission."""
+    compress: bool = False
+    """Compress what is sent (lz4)."""
+    patience: float = 60.0
+    """Seconds without the run before this gives up."""
+
+
+def run(argv: list[str]) -> int:
+    args = parse(Actor, argv, prog="veldt actor", description=EXAMPLE)
+    from veldt.runtime import away
+    from veldt.runtime.grpc import Link, LinkLost, read_token
+
+    token = read_token(args.token_file) if args.token_file is not None else ""
+    certificate = away.read_secret(args.certificate) if args.certificate is not None else b""
+    link = Link(args.connect, token, certificate, compress=args.compress, patience=args.patience)
+    try:
+        away.live(link, link.connect(), args.env, say=lambda text: print(text, flush=True))
+    except LinkLost as error:
+        raise ProcessFailed(str(error)) from None
+    finally:
+        link.close()
+    print("The run has ended.")
+    return 0
