@@ -95,7 +95,7 @@ class Actor:
         applied, ended = _account(
             record["reward"], record["first"], record["valid"], record["last"], group.returns, group.lengths, group.clean
         )
-        self.counters.add("env_steps", applied)
+        self.counters.add("env_steps", int(applied))
         if ended:
             for lane in np.flatnonzero(record["last"]):
                 if group.clean[lane]:

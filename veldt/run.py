@@ -199,6 +199,18 @@ def make_program(config: Config, env: EnvSpec) -> Program:
     return program
 
 
+def make_gate(config: Config, env: EnvSpec, token: str = "", certificate: bytes = b"", key: bytes = b"") -> Gate:
+    """gRPC for a config's actors, and for those that may join."""
+    from veldt.runtime.away import assign
+
+    messages = {"store": store_messages(config.schema(env))}
+    if config.inference == "central":
+        messages = {"recorder": policy_messages(env, config.envs_per_actor // config.central.groups)}
+    seats = tuple(assign(config, seat) for seat in range(config.gate.remote))
+    own = config.transport == "grpc"
+    return Gate(messages, own, seats, config.gate.listen, token, certificate, key, config.gate.compress)
+
+
 def check_device(name: str) -> None:
     try:
         device = torch.device(name)
@@ -284,7 +296,7 @@ class Session:
         config, gate = self.config, self.config.gate
         if config.transport == "shm" and not gate.listen:
             return None
-        from veldt.runtime.away import assign, make_token, read_secret
+        from veldt.runtime.away import make_token, read_secret
         from veldt.runtime.grpc import Door
 
         token, certificate, key = "", b"", b""
@@ -295,12 +307,7 @@ class Session:
             Door(gate.listen, certificate, key).check(token)
             tls = f" --certificate {gate.certificate}" if certificate else ""
             self.screen.say(f"actors may join: veldt actor --connect {gate.listen} --token-file {file}{tls}")
-        messages = {"store": store_messages(config.schema(env))}
-        if config.inference == "central":
-            messages = {"recorder": policy_messages(env, config.envs_per_actor // config.central.groups)}
-        seats = tuple(assign(config, seat) for seat in range(gate.remote))
-        own = config.transport == "grpc"
-        return Gate(messages, own, seats, gate.listen, token, certificate, key, gate.compress)
+        return make_gate(config, env, token, certificate, key)
 
     def _runtime(self, env: EnvSpec) -> Runtime:
         if self.config.runtime == "inline":

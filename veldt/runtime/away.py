@@ -58,8 +58,14 @@ def read_secret(path: str | Path) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def live(link: Link, welcome: dict[str, Any], allowed: str = "", say: Callable[[str], None] = log.info) -> None:
-    """Acts until the run ends. `allowed`: the environment that this machine's user agrees to import, if it is code."""
+def live(
+    link: Link,
+    welcome: dict[str, Any],
+    allowed: str = "",  # the environment that this machine's user agrees to import, if it is code
+    say: Callable[[str], None] = log.info,
+    leaving: Callable[[], bool] = lambda: False,
+) -> None:
+    """Acts until the run ends, or `leaving` says so."""
     told = welcome["assignment"]
     env = str(told["env"])
     if ":" in env and env != allowed:
@@ -69,7 +75,7 @@ def live(link: Link, welcome: dict[str, Any], allowed: str = "", say: Callable[[
     said = 0.0
     say(f"acting in {env} as actor/{told['index']} (life {link.incarnation}), with {told['inference']} inference")
     try:
-        while not link.quit:
+        while not link.quit and not leaving():
             worked = not link.hold and any([worker.step() for worker in workers])
             now = time.monotonic()
             if now - said > METRICS_S:
