@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"There is no command {argv[0]!r}.{hint}")
         if _wants_processes(argv):
             zygote.start_early()  # it imports what we are about to import, at the same time
+            if {"seed-vtrace", "central", "--inference=central"} & set(argv):
+                zygote.start_early(light=True)
         code = importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:])
         return int(code or 0)
     except UserError as error:

@@ -16,6 +16,7 @@ BENCHES = {
     "apex": "veldt.bench.apex:ApexBench",
     "impala": "veldt.bench.impala:ImpalaBench",
     "scaling": "veldt.bench.scaling:ScalingBench",
+    "inference": "veldt.bench.inference:InferenceBench",
     "transport": "veldt.bench.transport:TransportBench",
 }
 
@@ -34,7 +35,7 @@ def run(argv: list[str]) -> int:
     example = f"{kind.__doc__}\n\n--json prints one JSON object on the last line.\n\nExample: veldt bench {name} --json"
     bench = parse(kind, flags, prog=f"veldt bench {name}", description=example)
     for setting, value in vars(bench).items():
-        if isinstance(value, int) and value < 1:
+        if type(value) is int and value < 1:
             raise UserError(f"{setting} must be greater than 0, not {value}.")
     report = bench.run()
     machine = report["machine"]
@@ -45,6 +46,8 @@ def run(argv: list[str]) -> int:
         print(f"\n{title}")
         for key, value in figures.items():
             print(f"  {key:28} {value:12,.2f}")
+    if "table" in report:
+        print("", *report["table"], sep="\n")
     if len(flags) != len(argv) - 1:
         print(json.dumps(report))
     return 0

@@ -56,7 +56,7 @@ if TYPE_CHECKING:  # who does not need gRPC does not load it
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
-SPIN = 30  # looks for work before a process that serves calls goes to sleep
+SPIN = int(os.environ.get("VELDT_SPIN", "30"))  # looks for work before a process that serves calls goes to sleep
 CALL_SLOTS = 8
 GATE = "gate"  # the process that stands between actors without our memory and the others
 
@@ -76,6 +76,7 @@ class GatePlan:
     certificate: bytes = b""
     key: bytes = b""
     compress: bool = False
+    own_listen: bool = False  # the run's own come in there too, as if they were elsewhere
 
 
 @dataclass
@@ -310,7 +311,8 @@ class Host:
         from veldt.runtime.grpc import Link
 
         assert self.plan.gate is not None
-        link = Link(f"unix:{self.plan.gate.socket}", seat=self.name, compress=self.plan.gate.compress)
+        address = self.plan.gate.listen if self.plan.gate.own_listen else f"unix:{self.plan.gate.socket}"
+        link = Link(address, self.plan.gate.token, seat=self.name, compress=self.plan.gate.compress)
         link.connect()
         return link
 

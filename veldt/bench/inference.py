@@ -1,0 +1,583 @@
+"""Where actions are computed: by each actor for itself, or by one process for all, over shared memory and over gRPC.
+
+    loop        the same batched forward and the same environments in one process of one thread: nothing is sent
+    local       each actor has the network, on the CPU (IMPALA)
+    shm         central inference (SEED RL), asked over shared memory
+    grpc-unix   the same over gRPC, on a Unix socket
+    grpc-tcp    the same over TCP on the loopback interface, with a token
+
+A latency is taken in the actor's process, from the first attempt to send a group's step until its actions are there; for
+local inference and the loop it is the time of the forward. Bytes are those that leave an actor and those that come to it:
+of messages in their packed form (shm), as the gate counts them (gRPC), or of blocks and weights (local, with a learner).
+CPU time is that of all processes of the run. The cost is that of the whole machine for as long as the steps take.
+
+With a learner, actors wait where it is slower than they are: under central inference as part of a call, and otherwise with
+their blocks, which no latency shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+import yaml
+
+from veldt import recipes
+from veldt.actor import Actor
+from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
+from veldt.bench.peers import medians, side_by_side
+from veldt.bench.timing import machine
+from veldt.config import Config
+from veldt.counters import Counters
+from veldt.envs import is_atari, make_env
+from veldt.errors import ProcessFailed, UserError
+from veldt.inference import BatchedPolicy
+from veldt.params import LatestParams
+from veldt.policy import History, LocalPolicy
+from veldt.program import INCARNATION, MEMORY, Program
+from veldt.recorder import Recorder
+from veldt.runtime.local import Gate, Local
+from veldt.runtime.process import GatePlan
+from veldt.runtime.remote import policy_messages
+from veldt.runtime.wire import HEADER
+from veldt.step import EnvSpec
+from veldt.topologies.seed import add_inference
+from veldt.topologies.single import add_learner
+
+Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
+CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")
+CONVNETS = {1: "nature", 4: "impala-shallow", 16: "impala"}
+HIDDEN = 64  # units of each of two layers, times the width
+PRICES = Path(__file__).parents[2] / "benchmarks" / "inference" / "prices.yaml"
+WARM_S = 1.0
+ASK_S = 20.0
+WARM_STEPS = 100  # of the loop
+QUICK, SLOW = "veldt.bench.latency:quick", "veldt.bench.latency:slow"
+TABLE = {  # column -> its figure; the last is the cost
+    "p50 us": "latency_p50_us",
+    "p99 us": "latency_p99_us",
+    "steps/s": "env_steps_per_s",
+    "batch": "batch",
+    "B out": "bytes_out_per_step",
+    "B in": "bytes_in_per_step",
+    "cpu s/1e6": "cpu_s_per_1e6_steps",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceBench:
+    """Local against central inference, over shared memory and gRPC: latency, env steps a second, bytes, CPU and cost."""
+
+    env: str = "CartPole-v1"
+    """A Gymnasium id."""
+    actors: int = 2
+    """Processes that act."""
+    envs: int = 8
+    """Environments of each."""
+    groups: int = 2
+    """Groups that they are in, where inference is central."""
+    wait_ms: float = 1.0
+    """Milliseconds that the first to ask may wait for others."""
+    widths: tuple[int, ...] = (1, 4, 16)
+    """Networks: two layers of 64 units times that; for ALE/... 1, 4 and 16 are nature, impala-shallow and impala."""
+    contenders: tuple[Contender, ...] = ("loop", "local", "shm", "grpc-unix", "grpc-tcp")
+    """Who takes part."""
+    device: str = "cpu"
+    """Where central inference and the learner are: cpu or cuda. Local inference is on the CPU."""
+    learner: bool = False
+    """Learn as well, with store and learner; otherwise nothing is recorded. The loop is left out."""
+    seconds: float = 4.0
+    """Of one turn."""
+    rounds: int = 3
+    """Turns that each contender gets."""
+    ratios: bool = True
+    """Time bare gRPC and a slow environment, too."""
+    slow_actors: int = 4
+    """Actors beside which one is slow, and that one."""
+    prices: str = ""
+    """YAML file with what a core and a GPU cost; empty: benchmarks/inference/prices.yaml."""
+
+    def run(self) -> dict[str, Any]:
+        prices = read_prices(Path(self.prices) if self.prices else PRICES)
+        gpu = self._check()
+        before = machine() | ({"gpu": gpu} if gpu else {})
+        contenders = [name for name in self.contenders if name != "loop" or not self.learner]
+        turns: dict[tuple[int, Contender], list[dict[str, float]]] = {(w, c): [] for w in self.widths for c in contenders}
+        for _ in range(self.rounds):
+            for (width, contender), lines in turns.items():
+                lines.append(self._turn(width, contender))
+        results: dict[str, dict[str, float]] = {}
+        for (width, contender), lines in turns.items():
+            found = medians(lines)
+            hourly = prices.hourly(self._cores(), gpu if self._uses_gpu(contender) else "")
+            found[f"{prices.currency}_per_1e9_steps"] = cost(found["env_steps_per_s"], hourly)
+            results[f"{self.label(width)}, {contender}"] = found
+        table = make_table(results, prices.currency)
+        results |= self._compare({key: results[f"{self.label(key[0])}, {key[1]}"] for key in turns})
+        if self.ratios:
+            results |= self._call_ratio() | self._slow_ratio()
+        return {"machine": before, "results": results, "table": table}
+
+    def _check(self) -> str:
+        """The name of the GPU, if there is to be one."""
+        for width in self.widths:
+            self.config(width).check()
+        if self.slow_actors < 2:
+            raise UserError("slow_actors counts the slow one too: it must be at least 2.")
+        if self.device == "cpu":
+            return ""
+        if not self.device.startswith("cuda") or not torch.cuda.is_available():
+            raise UserError(f"device {self.device!r} is not here; there are cpu{' and cuda' * torch.cuda.is_available()}.")
+        return torch.cuda.get_device_name(self.device)
+
+    def _cores(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def _uses_gpu(self, contender: Contender) -> bool:
+        return self.device != "cpu" and (self.learner or contender != "local")
+
+    def label(self, width: int) -> str:
+        return CONVNETS[width] if is_atari(self.env) else f"mlp {HIDDEN * width} x {HIDDEN * width}"
+
+    def config(self, width: int, **settings: Any) -> Config:
+        """The recipe, without end and without evaluations."""
+        if is_atari(self.env) and width not in CONVNETS:
+            raise UserError(f"For Atari the widths are {', '.join(map(str, CONVNETS))}, not {width}.")
+        network = {"convnet": CONVNETS[width]} if is_atari(self.env) else {"hidden": (HIDDEN * width,) * 2}
+        settings = {
+            "env": self.env,
+            "steps": 1 << 40,
+            "actors": self.actors,
+            "envs_per_actor": self.envs,
+            "device": self.device,
+            "learner.anneal": False,
+            "eval.every": 0,
+            "central.groups": self.groups,
+            "central.wait_ms": self.wait_ms,
+            "central.device": self.device,
+            **{f"algorithm.{name}": value for name, value in network.items()},
+            **settings,
+        }
+        return recipes.make("seed-vtrace", **settings)
+
+    def _turn(self, width: int, contender: Contender) -> dict[str, float]:
+        if contender == "loop":
+            code = f"from veldt.bench.inference import InferenceBench; {self!r}.loop({width})"
+            found: dict[str, float] = side_by_side([code], self.seconds)[0]
+            return found
+        config = self.config(width)
+        with contextlib.closing(config.envs()) as envs:
+            env = envs.spec
+        if contender == "local":
+            return self._local(config, env)
+        return self._central(config, env, contender)
+
+    def _local(self, config: Config, env: EnvSpec) -> dict[str, float]:
+        program, actors = local_program(config, env, self.learner), actors_of(config)
+        window = Window(self.seconds, actors, ("stream_bytes",) if self.learner else (), "local", self.learner)
+        Local(queue=config.queue).run(program, window)
+        blocks = window.per_step("stream_bytes") if self.learner else 0.0
+        return window.figures(batch=self.envs, out=blocks, back=window.weights / window.steps())
+
+    def _central(self, config: Config, env: EnvSpec, contender: Contender) -> dict[str, float]:
+        program = central_program(config, env, self.learner)
+        messages = policy_messages(env, self.envs // self.groups)
+        asked = "recorder" if self.learner else "inference"
+        gate: Gate | None = None
+        if contender == "grpc-unix":
+            gate = Gate({asked: messages})
+        elif contender == "grpc-tcp":
+            gate = TcpGate({asked: messages}, listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32))
+        names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
+        window = Window(self.seconds, actors_of(config), names, "central", self.learner)
+        Local(queue=config.queue, gate=gate).run(program, window)
+        if gate is not None:
+            out, back = (window.per_step(name) for name in names)
+        else:
+            calls = window.calls / window.steps()
+            out, back = (calls * sum(x.nbytes for x in trees[0].values()) for trees in messages)
+        return window.figures(statistics.fmean(window.batches), out, back)
+
+    def loop(self, width: int) -> None:
+        """Prints the figures of one process that has all environments and does one forward for all of them."""
+        torch.set_num_threads(1)
+        config, n, vectors = self.config(width), self.envs // self.groups, self.actors * self.groups
+        algorithm, total = config.algorithm, n * vectors
+        envs = [config.envs(n) for _ in range(vectors)]
+        env, rng, explore = envs[0].spec, np.random.default_rng(0), config.actor.explore(0, total, total)
+        net = algorithm.network(env).to(self.device).requires_grad_(False).eval()
+        history = History(env, algorithm.window.history, total)
+        step = {name: np.zeros((total, *c.shape), c.dtype) for name, c in env.step.items()}
+        used = [name for name in step if name in env.observation or algorithm.window.history > 1]
+        records = [vector.reset(i) for i, vector in enumerate(envs)]
+        times: list[int] = []
+        count = applied = 0
+        began, cpu = 0.0, 0.0
+        while count <= WARM_STEPS or time.perf_counter() - began < self.seconds:
+            for i, record in enumerate(records):
+                for name in used:
+                    step[name][i * n : (i + 1) * n] = record[name]
+            asked = time.perf_counter_ns()
+            rows = {name: torch.from_numpy(x).to(self.device) for name, x in history.append(step).items()}
+            action = algorithm.act(net, rows, {}, explore, rng)[0]["action"]
+            times.append(time.perf_counter_ns() - asked)
+            records = [vector.step(action[i * n : (i + 1) * n]) for i, vector in enumerate(envs)]
+            applied += sum(n - int(np.count_nonzero(record["first"])) for record in records)
+            count += 1
+            if count == WARM_STEPS:
+                began, cpu, applied, times = time.perf_counter(), time.process_time(), 0, []
+        rate, spent = applied / (time.perf_counter() - began), time.process_time() - cpu
+        latencies = percentiles([(len(times), thin(times))])
+        print(json.dumps(figures(latencies, rate, total, 0.0, 0.0, spent / applied)))
+
+    # Ratios.
+
+    def _compare(self, found: dict[tuple[int, Contender], dict[str, float]]) -> dict[str, dict[str, float]]:
+        rates = {key: line["env_steps_per_s"] for key, line in found.items()}
+        crossover = {
+            f"{self.label(width)}, {name}": rate / rates[width, "local"]
+            for (width, name), rate in rates.items()
+            if name in CENTRAL and (width, "local") in rates
+        }
+        bare = {
+            self.label(width): rates[width, "shm"] / rate
+            for (width, name), rate in rates.items()
+            if name == "loop" and (width, "shm") in rates
+        }
+        tables = {"central / local, env steps a second": crossover, "shm / loop, env steps a second": bare}
+        return {title: figures for title, figures in tables.items() if figures}
+
+    def _call_ratio(self) -> dict[str, dict[str, float]]:
+        """One actor and one group: a call of a policy that answers at once, against the same bytes over bare grpc.aio."""
+        config, n = self.config(self.widths[0]), self.envs // self.groups
+        with contextlib.closing(config.envs()) as envs:
+            env = envs.spec
+        messages = policy_messages(env, n)
+        question, answer = (HEADER.size + sum(x.nbytes for x in trees[0].values()) for trees in messages)
+        turns: list[dict[str, float]] = []
+        for _ in range(self.rounds):
+            window = Window(self.seconds, ["actor/0"])
+            Local(gate=Gate({"policy": messages})).run(call_program(env, n), window)
+            ours, bare = percentiles(window.taken), echo(question, answer, self.seconds)
+            turns.append({"p50_us": ours[0], "p99_us": ours[1], "bare p50_us": bare[0], "bare p99_us": bare[1]})
+        found = medians(turns)
+        found["p50 / bare p50"] = found["p50_us"] / found["bare p50_us"]
+        return {f"a call over gRPC (Unix socket, {question} bytes there, {answer} back) against bare grpc.aio": found}
+
+    def _slow_ratio(self) -> dict[str, dict[str, float]]:
+        """Env steps a second of actors, once beside one whose environments are slow, and once without it."""
+        turns: list[dict[str, float]] = []
+        for _ in range(self.rounds):
+            rates = {}
+            for name, actors in (("beside a slow one", self.slow_actors), ("alone", self.slow_actors - 1)):
+                config = dataclasses.replace(self, env=QUICK).config(1, actors=actors)
+                others = actors_of(config)[: self.slow_actors - 1]
+                slow = set(actors_of(config)) - set(others)
+                window = Window(self.seconds, actors_of(config))
+                with contextlib.closing(config.envs()) as envs:
+                    program = central_program(config, envs.spec, learner=False, slow=slow)
+                Local().run(program, window)
+                rates[name] = window.steps(others) / window.elapsed
+            turns.append(rates)
+        found = medians(turns)
+        found["beside / alone"] = found["beside a slow one"] / found["alone"]
+        return {f"env steps a second of {self.slow_actors - 1} actors": found}
+
+
+# Programs.
+
+
+def actors_of(config: Config) -> list[str]:
+    return [f"actor/{i}" for i in range(config.actors)]
+
+
+def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] | None = None) -> Program:
+    """`veldt.topologies.seed` with clocks; without learner there is nobody who records either."""
+    program, central, total = Program(), config.central, config.actors * config.envs_per_actor
+    counters, params = program.add("counters", Counters), program.add("params", LatestParams)
+    if learner:
+        store = program.add("store", config.make_store, config.schema(env), MEMORY)
+        add_learner(program, config, env, store, params, counters)
+        policy = add_inference(program, config, env, store, params, counters)
+    else:
+        policy = program.add(
+            "inference",
+            BatchedPolicy,
+            config.algorithm,
+            env,
+            params,
+            counters,
+            config.actor.explore(0, total, total),
+            config.seed,
+            groups=config.actors * central.groups,
+            n=config.envs_per_actor // central.groups,
+            batch=central.batch or total,
+            wait=1e-3 * central.wait_ms,
+            device=central.device,
+            threads=config.threads,
+        )
+    for i, name in enumerate(actors_of(config)):
+        timed = program.add(f"timed/{i}", TimedPolicy, policy, light=True)
+        envs = functools.partial(make_env, SLOW if name in (slow or ()) else config.env, protocol=config.protocol)
+        groups = tuple(range(i * central.groups, (i + 1) * central.groups))
+        n = config.envs_per_actor // central.groups
+        program.add(name, Actor, envs, n, timed, counters, config.seed, name, groups, INCARNATION, on=timed, light=True)
+    return program
+
+
+class CountingPolicy(LocalPolicy):
+    """Counts the bytes of the weights that it takes."""
+
+    taken = 0
+
+    def pull(self) -> None:
+        before = self.version
+        super().pull()
+        if self.version != before:
+            self.taken += self.vector.nbytes
+
+    def take(self) -> int:
+        """Since this was last asked."""
+        taken, self.taken = self.taken, 0
+        return taken
+
+
+def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
+    """`veldt.topologies.apex` with clocks; without learner there is nobody who records either."""
+    program, n = Program(), config.envs_per_actor
+    counters, params = program.add("counters", Counters), program.add("params", LatestParams)
+    store = None
+    if learner:
+        store = program.add("store", config.make_store, config.schema(env), MEMORY)
+        add_learner(program, config, env, store, params, counters)
+    for i, name in enumerate(actors_of(config)):
+        explore = config.actor.explore(i * n, n, n * config.actors)
+        settings = (config.algorithm, env, params, counters, explore, config.seed + i, config.refresh)
+        policy = program.add(f"policy/{i}", CountingPolicy, *settings)
+        asked = program.add(f"timed/{i}", TimedPolicy, policy, on=policy)
+        if store is not None:
+            recording = (asked, store, config.algorithm, config.schema(env), i, INCARNATION)
+            asked = program.add(f"recorder/{i}", Recorder, *recording, on=policy)
+        program.add(name, Actor, config.envs, n, asked, counters, config.seed, name, (0,), INCARNATION, on=policy)
+    return program
+
+
+def call_program(env: EnvSpec, n: int) -> Program:
+    """One who asks, and one who answers at once."""
+    program = Program()
+    counters = program.add("counters", Counters)
+    step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
+    policy = program.add("policy", AtOnce, np.zeros((n, *env.action.shape), env.action.dtype), light=True)
+    timed = program.add("timed/0", TimedPolicy, policy, light=True)
+    program.add("actor/0", Caller, timed, step, counters, on=timed, light=True)
+    return program
+
+
+class TcpGate(Gate):
+    """The run's own actors come over TCP, as others would."""
+
+    def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
+        return dataclasses.replace(super().plan(directory, stack), own_listen=True)
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+# Measuring.
+
+
+class Mark(NamedTuple):
+    """Where a run is at one moment."""
+
+    time: float
+    steps: dict[str, int]  # by actor
+    cpu: float  # seconds of all processes
+
+
+class Window:
+    """Watches a run (as its `until`) for some seconds, once it is warm."""
+
+    def __init__(
+        self,
+        seconds: float,
+        actors: list[str],
+        totals: tuple[str, ...] = (),  # metrics that grow, whose growth is wanted
+        inference: str = "",  # local: weights are counted; central: batches
+        learns: bool = False,
+    ) -> None:
+        self.seconds, self.actors, self.inference, self.learns = seconds, actors, inference, learns
+        self.marks: list[Mark] = []
+        self.taken: list[tuple[int, list[float]]] = []  # by actor: calls, and quantiles of their latencies
+        self.weights = 0  # bytes that all actors took
+        self.batches: list[float] = []
+        self._totals: dict[str, list[tuple[int, float]]] = {name: [] for name in totals}  # (env steps, total)
+        self._warm = time.perf_counter()  # since when all work
+
+    def __call__(self, nodes: Any) -> bool:
+        told, now = nodes.metrics(), time.perf_counter()
+        if self.marks:
+            self._note(nodes, told)
+        elif not self._works(nodes):
+            self._warm = now
+        begin, length = (self.marks[0].time, self.seconds) if self.marks else (self._warm, min(WARM_S, self.seconds))
+        if now - begin >= length and (not self.marks or self._told()):
+            self._mark(nodes)
+        return len(self.marks) == 2
+
+    def _told(self) -> bool:
+        """Whether all metrics were told that are wanted, and totals twice."""
+        batches = self.inference != "central" or self.batches
+        return bool(batches) and all(len(seen) > 1 for seen in self._totals.values())
+
+    def _works(self, nodes: Any) -> bool:
+        return min(self._steps(nodes).values()) > 0 and (not self.learns or nodes.count("learner_steps") > 0)
+
+    def _steps(self, nodes: Any) -> dict[str, int]:
+        supervisor = nodes.supervisor
+        return {name: int(supervisor.board.counts[supervisor.plan.row(name)][0]) for name in self.actors}
+
+    def _note(self, nodes: Any, told: dict[str, float]) -> None:
+        if "inference_batch" in told:
+            self.batches.append(told["inference_batch"])
+        for name, seen in self._totals.items():
+            if name in told:
+                seen.append((nodes.count("env_steps"), told[name]))
+
+    def _mark(self, nodes: Any) -> None:
+        """What was counted since the last mark is taken from the actors."""
+        self.taken = ask(nodes, "take", {name: name.replace("actor", "timed") for name in self.actors})
+        if self.inference == "local":
+            self.weights = sum(ask(nodes, "take", {name: name.replace("actor", "policy") for name in self.actors}))
+        self.marks.append(Mark(time.perf_counter(), self._steps(nodes), cpu_seconds()))
+
+    @property
+    def elapsed(self) -> float:
+        return self.marks[1].time - self.marks[0].time
+
+    @property
+    def calls(self) -> int:
+        return sum(calls for calls, _ in self.taken)
+
+    def steps(self, actors: list[str] | None = None) -> int:
+        """Env steps of these actors, or of all."""
+        before, after = (mark.steps for mark in self.marks)
+        return sum(after[name] - before[name] for name in actors or self.actors)
+
+    def per_step(self, name: str) -> float:
+        """By how much a total grew for each env step."""
+        (steps0, first), *_, (steps1, last) = self._totals[name]
+        return (last - first) / max(1, steps1 - steps0)
+
+    def figures(self, batch: float, out: float, back: float) -> dict[str, float]:
+        steps, cpu = self.steps(), self.marks[1].cpu - self.marks[0].cpu
+        return figures(percentiles(self.taken), steps / self.elapsed, batch, out, back, cpu / max(1, steps))
+
+
+def figures(
+    latencies: tuple[float, float], rate: float, batch: float, out: float, back: float, cpu: float
+) -> dict[str, float]:
+    """`rate` in env steps a second; bytes out and back, and CPU seconds, for one env step."""
+    return dict(zip(TABLE.values(), (*latencies, rate, batch, out, back, 1e6 * cpu), strict=True))
+
+
+def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
+    """What a method of one node in each of these processes returns."""
+    supervisor = nodes.supervisor
+    numbers = [supervisor.ask(process, what, node) for process, node in whom.items()]
+    there = None not in numbers and supervisor.wait(lambda: all(x in supervisor.answers for x in numbers), ASK_S, what)
+    if not there:
+        raise ProcessFailed(f"{', '.join(whom)} did not answer, so nothing was measured")
+    return [supervisor.answers.pop(number)[0] for number in numbers]
+
+
+def cpu_seconds() -> float:
+    """Of this process and all below it, so far."""
+    me, seconds = psutil.Process(), 0.0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            spent = process.cpu_times()
+            seconds += spent.user + spent.system
+    return seconds
+
+
+def echo(question: int, answer: int, seconds: float) -> tuple[float, float]:
+    """p50 and p99 in us of calls of a bare grpc.aio server with so many bytes each way, two fresh processes."""
+    with tempfile.TemporaryDirectory(prefix="veldt-") as folder:
+        path, module = f"{folder}/socket", "from veldt.bench import latency"
+        server = subprocess.Popen([sys.executable, "-c", f"{module}; latency.serve_echo({path!r}, {answer})"])
+        try:
+            p50, p99 = side_by_side([f"{module}; latency.call_echo({path!r}, {question}, {seconds})"], seconds)[0]
+            return p50, p99
+        finally:
+            server.kill()
+            server.wait()
+
+
+# Prices.
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    currency: str
+    core_hour: float
+    gpu_hour: dict[str, float]  # by a part of the GPU's name
+
+    def hourly(self, cores: int, gpu: str = "") -> float:
+        """Of a machine, with this GPU if one is named."""
+        if not gpu:
+            return cores * self.core_hour
+        known = [price for kind, price in self.gpu_hour.items() if kind.lower() in gpu.lower()]
+        if not known:
+            raise UserError(f"The price file has no GPU whose name is in {gpu!r}; it has {', '.join(self.gpu_hour)}.")
+        return cores * self.core_hour + known[0]
+
+
+def read_prices(path: Path) -> Prices:
+    try:
+        found = yaml.safe_load(path.read_text())
+        gpus = {str(kind): float(price) for kind, price in (found.get("gpu_hour") or {}).items()}
+        prices = Prices(str(found["currency"]), float(found["core_hour"]), gpus)
+    except OSError as error:
+        raise UserError(f"The prices in {path} cannot be read ({error.strerror}).") from None
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path} is no price file: it needs currency, core_hour and gpu_hour with a price by kind."
+        ) from None
+    if not all(0 <= price < math.inf for price in (prices.core_hour, *gpus.values())):
+        raise UserError(f"{path} has prices that are negative or not finite.")
+    return prices
+
+
+def cost(rate: float, hourly: float) -> float:
+    """Of 1e9 env steps at so many a second, on a machine that costs so much an hour."""
+    return 1e9 / rate / 3600 * hourly
+
+
+def make_table(results: dict[str, dict[str, float]], currency: str) -> list[str]:
+    """One line for each network and contender."""
+    names = {**TABLE, f"{currency}/1e9": f"{currency}_per_1e9_steps"}
+    width = max(map(len, results))
+    lines = [f"{'':{width}}" + "".join(f"{column:>12}" for column in names)]
+    for title, found in results.items():
+        lines.append(f"{title:{width}}" + "".join(f"{found[name]:12,.1f}" for name in names.values()))
+    return lines

@@ -1,0 +1,1462 @@
+"""Actors that share no memory with the run: each has one gRPC stream to the run's gate.
+
+    Link   the actor's end: what it puts stays with it until the run has it; it comes back by itself when the stream broke
+    Gate   a process of the run that takes every actor's frames, checks them, and brings them into shared memory
+
+    actor -- Link == stream == Gate -- ring -- store, policy
+
+The gate keeps nothing: numbers of messages are those of the rings, and a seat's record is in shared memory too. So it may
+be killed at any moment, and the next one goes on where the rings are. A message is acknowledged when it is in its ring,
+sent again until then, and dropped if it is there already: each arrives once, and in order.
+
+Both ends have an event loop of their own that runs only while they are stepped; neither starts a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import os
+import secrets
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+
+import veldt
+from veldt.counters import NAMES
+from veldt.errors import UserError
+from veldt.runtime import wire
+from veldt.runtime.board import COUNTS, Board
+from veldt.runtime.shm import Format, Memory, Reader, Writer
+from veldt.runtime.wire import (
+    ACK,
+    BEAT,
+    BYE,
+    DATA,
+    END,
+    HELLO,
+    HOLD,
+    PART,
+    PART_BYTES,
+    QUIT,
+    STATUS,
+    STOPPING,
+    TOLD,
+    VALUE,
+    WANT,
+    WELCOME,
+    Formats,
+    Frame,
+    Refused,
+    frame,
+)
+from veldt.tree import Array, Tree
+
+SERVICE, METHOD = "veldt", "actor"
+BEAT_S = 0.5  # who has said nothing for so long says that it is there
+SILENT_S = 3.0  # who was not heard for so long is gone
+GREET_S = 5.0  # for HELLO and WELCOME
+LEAVE_S = 30.0  # a seat waits so long for an actor whose stream broke
+LOOK_S = 0.05  # at all rings, though no bell rang
+ACK_S = 0.02  # an acknowledgement waits so long for a message that it can go with
+TOLD_S = 0.1  # between two reports of counts
+STATUS_S = 0.25  # between two reports of the run's counts
+SPIN = 12  # looks for an answer before the gate sleeps: to be woken takes longer than most answers
+TOKEN_BYTES = 16  # at least
+UNIX_BYTES = 107  # of a socket's path
+RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed
+INCARNATION, BASE = 2, 3
+
+log = logging.getLogger("veldt")
+
+
+class LinkLost(RuntimeError):
+    """The run cannot be reached any more, or does not want this actor."""
+
+
+# Addresses and secrets.
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith("unix:")
+
+
+def is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: str | Path) -> str:
+    """A token from a file that nobody else can read."""
+    path = Path(path)
+    try:
+        mode, text = path.stat().st_mode, path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The token file {path} cannot be read: {error}.") from None
+    if mode & 0o077:
+        raise UserError(f"The token file {path} can be read by others; run: chmod 600 {path}")
+    return check_token(text)
+
+
+def check_token(token: str) -> str:
+    if len(token) < TOKEN_BYTES or not token.isascii() or not token.isprintable() or " " in token:
+        raise UserError(
+            f"A token is at least {TOKEN_BYTES} letters and digits; make one with: "
+            "python -c 'import secrets; print(secrets.token_hex(16))'"
+        )
+    return token
+
+
+def check_address(address: str) -> None:
+    if is_unix(address):
+        path = address.removeprefix("unix:")
+        if not path.startswith("/") or len(path.encode()) > UNIX_BYTES:
+            raise UserError(f"The path of a socket is absolute and at most {UNIX_BYTES} bytes long: {path!r} is not.")
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise UserError(f"{address!r} is no address: give unix:/path, HOST:PORT or [HOST]:PORT.")
+
+
+# What both ends tell gRPC.
+_KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),  # what may be on its way is fixed, and no pings measure how much it could be
+    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.max_metadata_size", 4096),
+    ("grpc.absolute_max_metadata_size", 8192),
+]
+
+
+# The actor's end.
+
+
+class LinkOutbox:
+    """Messages to one node of the run. It keeps them until the run says that they are in its shared memory."""
+
+    def __init__(self, link: Link, channel: int, told: dict[str, Any]) -> None:
+        self._link, self._channel = link, channel
+        self._formats = Formats(wire.described(told["formats"]))
+        self.window = int(told["window"])
+        self._kept: deque[bytes] = deque()  # frames that are not acknowledged
+        self._base = int(told["written"])  # the number of the first of them
+        self._sent = 0  # how many of them are on their way
+
+    @property
+    def written(self) -> int:
+        return self._base + len(self._kept)
+
+    @property
+    def settled(self) -> bool:
+        return not self._kept
+
+    def put(self, tree: Tree) -> bool:
+        """False: too many are on their way; keep it and try again."""
+        if len(self._kept) >= self.window:
+            return False
+        link = self._link
+        format_, flags, parts = self._formats.pack(tree, link.compress)
+        inbox, number = link.inboxes[self._channel], self._base + len(self._kept)
+        ack = 0 if inbox is None else inbox.taken()
+        self._kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
+        link.wake()
+        return True
+
+    def last(self) -> None:
+        """What an earlier life of the actor has put last is not known here."""
+
+    def next(self) -> bytes | None:
+        if self._sent == len(self._kept):
+            return None
+        self._sent += 1
+        return self._kept[self._sent - 1]
+
+    def written_there(self, count: int) -> None:
+        """The run has all messages before this number."""
+        if not self._base <= count <= self._base + len(self._kept):
+            if count < self._base:
+                return
+            raise Refused("the run acknowledges what was never sent")
+        for _ in range(count - self._base):
+            self._kept.popleft()
+        self._sent = max(0, self._sent - (count - self._base))
+        self._base = count
+
+    def again(self, written: int) -> None:
+        """The stream is a new one: what the run does not have is sent again."""
+        self.written_there(written)
+        self._sent = 0
+
+
+class LinkInbox:
+    """Answers of one node of the run."""
+
+    def __init__(self, channel: int, told: dict[str, Any]) -> None:
+        self._channel = channel
+        self._formats = Formats(wire.described(told["answers"]), finite=False)
+        self.slots = int(told["window"])
+        self._next = int(told["tail"])  # the number of the next that comes
+        self._acked = self._next
+        self._trees: deque[Tree] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._trees)
+
+    def peek(self) -> Tree | None:
+        return self._trees[0] if self._trees else None
+
+    def pop(self) -> None:
+        self._trees.popleft()
+
+    def taken(self) -> int:
+        """How many came, which a frame that leaves now says."""
+        self._acked = self._next
+        return self._next
+
+    def take(self, came: Frame) -> bool:
+        if came.number < self._next:
+            return False  # it came before, over an earlier stream
+        if came.number > self._next:
+            raise Refused("an answer is missing")
+        self._trees.append(self._formats.unpack(came))
+        self._next += 1
+        return True
+
+    @property
+    def owed(self) -> int:
+        return self._next - self._acked
+
+    def ack(self) -> bytes:
+        return frame(ACK, channel=self._channel, ack=self.taken())
+
+
+class LinkLatest:
+    """The newest of a value, which the run sends as soon as there is one that the actor does not have."""
+
+    def __init__(self, link: Link, channel: int) -> None:
+        self._link, self._channel = link, channel
+        self._value: tuple[int, bytes | bytearray] | None = None
+        self._wanted = False  # and not yet come
+        self._have = -1
+        self._asked = False  # over this stream
+        self._parts, self._tag = bytearray(), 0
+
+    def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None:
+        value = self._value
+        if value is not None and value[0] == have:
+            value = None
+        if value is None and not self._wanted:
+            self._wanted, self._asked, self._have = True, False, have
+            self._link.wake()
+        if value is None:
+            return None
+        return value[0], np.frombuffer(value[1], dtype)
+
+    def write(self, tag: int, value: Array) -> None:
+        raise NotImplementedError("an actor publishes nothing")
+
+    def next(self) -> bytes | None:
+        if self._asked or not self._wanted:
+            return None
+        self._asked = True
+        return frame(WANT, channel=self._channel, number=self._have)
+
+    def again(self) -> None:
+        self._asked, self._parts = False, bytearray()
+
+    def take(self, came: Frame) -> bool:
+        """One part of it; True: the value is whole."""
+        if len(came.payload) < PART.size:
+            raise Refused("a part of a value is too short")
+        offset, total = PART.unpack_from(came.payload)
+        part = came.payload[PART.size :]
+        if offset == 0:
+            self._parts, self._tag = bytearray(), came.number
+        if offset != len(self._parts) or came.number != self._tag or offset + len(part) > total:
+            raise Refused("a part of a value is missing")
+        self._parts += part
+        if len(self._parts) < total:
+            return False
+        self._value, self._parts = (wire.signed(self._tag), self._parts), bytearray()
+        self._wanted = False
+        return True
+
+
+class LinkCounters:
+    """`veldt.counters.Counters` of the whole run, as far as it is known here, and what was not told yet."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.mine = dict.fromkeys(NAMES, 0)  # of this session
+        self.run = dict.fromkeys(NAMES, 0)
+        self.counted = dict.fromkeys(NAMES, 0)  # what of mine the run's counts have
+
+    def add(self, name: str, n: int) -> None:
+        self.mine[name] += n
+
+    def get(self, name: str) -> int:
+        return self.run[name] + self.mine[name] - self.counted[name]
+
+    def put(self, name: str, n: int) -> None:
+        self.add(name, n - self.get(name))
+
+    @property
+    def stopping(self) -> bool:
+        """Whoever asks this in the midst of a long step is heard by the run."""
+        self._link.breathe()
+        return self._link.stopping
+
+    def state(self) -> dict[str, Any]:
+        return {"counts": {name: self.get(name) for name in NAMES}}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name in NAMES:
+            self.put(name, int(state["counts"].get(name, 0)))
+
+
+# The run does not want this actor, or not like this; to try again does not help.
+_FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class Link:
+    """The actor's end of its stream. All is done in `step` and `wait`, which the actor calls as often as it can."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str = "",
+        ca: bytes = b"",
+        seat: str = "",
+        compress: bool = False,
+        patience: float = 60.0,
+    ) -> None:
+        check_address(address)
+        if not is_unix(address):
+            if not token:
+                raise UserError(f"{address} is reached with a token; give the run's token file.")
+            check_token(token)
+            if not ca and not is_loopback(address):
+                raise UserError(f"{address} is another host, where a token needs TLS; give the run's certificate.")
+        if compress:
+            wire.check_compression()
+        self.address, self.seat, self.compress, self.patience = address, seat, compress, patience
+        self._token, self._ca = token, ca
+        self.session = secrets.token_hex(16)
+        self.incarnation = 0
+        self.reconnects = -1
+        self.flags = 0
+        self.counters = LinkCounters(self)
+        self.outboxes: list[LinkOutbox] = []
+        self.inboxes: list[LinkInbox | None] = []
+        self._latest: list[LinkLatest] = []
+        self._channels: dict[str, int] = {}
+        self._latest_at: dict[str, int] = {}
+        self._welcome: dict[str, Any] | None = None
+        self._largest = 4 << 20
+        self._loop = asyncio.new_event_loop()
+        self._main: asyncio.Task[None] | None = None
+        self._stream: asyncio.Task[None] | None = None
+        self._up = False
+        self._wake: asyncio.Future[None] | None = None  # what the writer waits for
+        self._error: BaseException | None = None
+        self._why = "it does not answer"
+        self._came = self._waiting = self._closing = False
+        self._heard = self._spoke = self._stepped = self._lost = self._opened = time.monotonic()
+        self._told_at, self._told = 0.0, dict.fromkeys(NAMES, 0)
+        self._metrics: dict[str, float] = {}
+        self._bye = 0  # 1: it is to be said; 2: it was
+
+    def connect(self) -> dict[str, Any]:
+        """Waits for the run, and returns its welcome."""
+        assert self._main is None, "connected already"
+        self._lost = time.monotonic()
+        self._main = self._loop.create_task(self._live())
+        while self._welcome is None:
+            self.wait(1.0)
+        return self._welcome
+
+    def outbox(self, name: str) -> LinkOutbox:
+        return self.outboxes[self._channels[name]]
+
+    def inbox(self, name: str) -> LinkInbox:
+        inbox = self.inboxes[self._channels[name]]
+        assert inbox is not None, f"{name} does not answer"
+        return inbox
+
+    def latest(self, name: str) -> LinkLatest:
+        return self._latest[self._latest_at[name]]
+
+    @property
+    def connected(self) -> bool:
+        return self._up
+
+    @property
+    def hold(self) -> bool:
+        return bool(self.flags & HOLD)
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self.flags & STOPPING)
+
+    @property
+    def quit(self) -> bool:
+        return bool(self.flags & QUIT)
+
+    def tell(self, metrics: dict[str, float]) -> None:
+        """Goes to the run with the next counts."""
+        self._metrics |= {name[:128]: float(x) for name, x in metrics.items() if -1e300 < x < 1e300}
+        assert len(self._metrics) <= wire.MOST_METRICS, len(self._metrics)
+
+    def step(self) -> bool:
+        """Sends what was put and takes what came, without waiting; whether something came."""
+        self._tick()
+        loop = self._loop
+        loop.call_soon(loop.call_soon, loop.stop)  # two rounds: one sees that something came, the next takes it
+        loop.run_forever()
+        return self._result()
+
+    def wait(self, seconds: float) -> bool:
+        """As `step`, but waits until something comes or the time is over."""
+        loop, until = self._loop, time.monotonic() + seconds
+        self._waiting = True
+        try:
+            while not self._came and self._error is None and (now := time.monotonic()) < until:
+                self._tick()
+                timer = loop.call_later(min(until - now, LOOK_S), loop.stop)
+                loop.run_forever()
+                timer.cancel()
+        finally:
+            self._waiting = False
+        return self._result()
+
+    def breathe(self) -> None:
+        """A step, if the last was a while ago."""
+        if self._main is not None and time.monotonic() - self._stepped > BEAT_S / 2:
+            came = self.step()
+            self._came |= came
+
+    def wake(self) -> None:
+        """There is something to send."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def close(self) -> None:
+        """Brings to the run what it does not have yet, and says goodbye; waits a second for that, at most."""
+        if self._loop.is_closed():
+            return
+        self._closing, until = True, time.monotonic() + 1.0
+        while self._up and self._bye < 2 and time.monotonic() < until:
+            self._bye = self._bye or int(self.settled or time.monotonic() > until - 0.5)
+            self.wake()
+            self._run(0.01)
+        if self._main is not None:
+            self._main.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._main)
+        self._run(0.01)  # what gRPC still has to say about the stream
+        self._loop.close()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run has all that was put."""
+        return all(outbox.settled for outbox in self.outboxes)
+
+    def _run(self, seconds: float) -> None:
+        self._loop.call_later(seconds, self._loop.stop)
+        self._loop.run_forever()
+
+    def _result(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        came, self._came = self._came, False
+        return came
+
+    def _tick(self) -> None:
+        """What is due by the clock."""
+        now = time.monotonic()
+        if now - self._stepped > 1.0:  # the actor was busy: the others did not fall silent, they were not listened to
+            self._heard = self._opened = now
+        self._stepped = now
+        if self._up:
+            if now - self._heard > SILENT_S:
+                self._drop("it fell silent")
+            elif self._wake is not None and self._due(now):
+                self.wake()
+            return
+        if now - self._opened > (GREET_S if self._welcome is None else SILENT_S):
+            self._drop("it does not answer")
+        if self._error is None and not self._closing and now - self._lost > self.patience:
+            self._error = LinkLost(f"The run at {self.address} cannot be reached for {self.patience:.0f} s: {self._why}.")
+
+    def _drop(self, why: str) -> None:
+        self._why = why
+        if self._stream is not None:
+            self._stream.cancel()
+
+    # The stream.
+
+    async def _live(self) -> None:
+        pause = 0.1
+        while self._error is None:
+            self._stream = self._loop.create_task(self._connect())
+            try:
+                await self._stream
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+            except grpc.aio.AioRpcError as error:
+                self._failed(error.code(), error.details() or "")
+            except Refused as error:
+                self._why = f"what it says cannot be understood ({error})"
+            except Exception as error:
+                self._error = error
+            self._stream = None
+            if self._up:
+                self._up, self._lost, pause = False, time.monotonic(), 0.1
+            if self._waiting:
+                self._loop.stop()
+            if self.quit and self._error is None:
+                return
+            await asyncio.sleep(pause)
+            pause = min(1.0, 2 * pause)
+
+    def _failed(self, code: grpc.StatusCode, details: str) -> None:
+        self._why = details[:500] or code.name
+        if code not in _FINAL:
+            return
+        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION):
+            self._error = UserError(f"The run at {self.address} refuses this actor: {self._why}")
+        else:
+            self._error = LinkLost(f"The run at {self.address} has closed the stream: {self._why}")
+
+    async def _connect(self) -> None:
+        """The life of one stream."""
+        self._opened = time.monotonic()
+        options = [
+            *_KEEPALIVE,
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", self._largest),
+            ("grpc.max_send_message_length", wire.MOST_BYTES),
+            ("grpc.enable_retries", 0),
+        ]
+        if self._ca:
+            channel = grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(self._ca), options)
+        else:
+            channel = grpc.aio.insecure_channel(self.address, options)
+        writer: asyncio.Task[None] | None = None
+        try:
+            metadata = (("authorization", f"Bearer {self._token}"),) if self._token else ()
+            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=metadata)
+            await call.write(self._hello())
+            data = await call.read()
+            if data is grpc.aio.EOF:
+                raise Refused("no welcome")
+            self._welcomed(wire.parse(data))
+            writer = self._loop.create_task(self._write(call))
+            while (data := await call.read()) is not grpc.aio.EOF:
+                self._take(data)
+                if self._came and self._waiting:  # whoever waits for it goes first, and what it sends then
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+        except asyncio.InvalidStateError:  # the stream ended before something was written
+            self._failed(await call.code(), await call.details() or "")
+        finally:
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            await channel.close()
+
+    def _hello(self) -> bytes:
+        told = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": self.session, "seat": self.seat}
+        return frame(HELLO, wire.dump_json(told | {"again": self._welcome is not None}))
+
+    def _welcomed(self, came: Frame) -> None:
+        if came.kind != WELCOME:
+            raise Refused("no welcome")
+        told = wire.load_json(came.payload, self._largest)
+        again = self._welcome is not None
+        try:
+            self._meet(told)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise Refused(f"no welcome: {error!r}") from None
+        if not again:
+            self._welcome = told
+        self.reconnects += 1
+        self._up, self._came = True, True
+        self._heard = self._spoke = time.monotonic()
+        if self._waiting:
+            self._loop.stop()
+
+    def _meet(self, told: dict[str, Any]) -> None:
+        if self._welcome is None:
+            self.seat, self.incarnation = str(told["seat"]), int(told["incarnation"])
+            ports = told["ports"]
+            self._channels = {str(port["name"]): i for i, port in enumerate(ports)}
+            self.inboxes = [LinkInbox(i, port) if port["answers"] is not None else None for i, port in enumerate(ports)]
+            self.outboxes = [LinkOutbox(self, i, port) for i, port in enumerate(ports)]
+            self._latest_at = {str(name): i for i, name in enumerate(told["latest"])}
+            self._latest = [LinkLatest(self, i) for i in range(len(self._latest_at))]
+            largest = max((inbox._formats.largest for inbox in self.inboxes if inbox is not None), default=0)
+            self._largest = max(self._largest, largest + wire.HEADER.size)
+            if self.compress and not told["lz4"]:
+                self._error = UserError("The run's host cannot decompress: pip install 'veldt[lz4]' there.")
+        else:
+            if told["incarnation"] != self.incarnation:
+                raise LinkLost(f"The seat {self.seat} of the run at {self.address} was given to another actor.")
+            for outbox, port in zip(self.outboxes, told["ports"], strict=True):
+                outbox.again(int(port["written"]))
+            for latest in self._latest:
+                latest.again()
+        self._told = dict.fromkeys(NAMES, 0)  # the run is told again
+        self._told_at = 0.0
+        self._status(STATUS.pack(*map(int, told["status"])))
+
+    def _status(self, payload: bytes | memoryview) -> None:
+        if len(payload) != STATUS.size:
+            raise Refused("a status is of the wrong size")
+        flags, *counts = STATUS.unpack(payload)
+        if flags != self.flags:
+            self._came = True
+        self.flags = flags
+        for i, name in enumerate(NAMES):
+            self.counters.run[name], self.counters.counted[name] = counts[i], counts[len(NAMES) + i]
+
+    def _take(self, data: bytes) -> None:
+        came = wire.parse(data)
+        self._heard = time.monotonic()
+        kind = came.kind
+        if kind in (DATA, ACK):
+            if came.channel >= len(self.outboxes):
+                raise Refused("a message has no known channel")
+            self.outboxes[came.channel].written_there(came.ack)
+            if kind == ACK:
+                self._came = True
+            else:
+                inbox = self.inboxes[came.channel]
+                if inbox is None:
+                    raise Refused("an answer where nothing is asked")
+                self._came |= inbox.take(came)
+                if 2 * inbox.owed >= inbox.slots:
+                    self.wake()
+        elif kind == BEAT:
+            self._status(came.payload)
+        elif kind == VALUE:
+            if came.channel >= len(self._latest):
+                raise Refused("a value has no known name")
+            self._came |= self._latest[came.channel].take(came)
+        elif kind == END:
+            self.flags |= QUIT
+            self._came = True
+        else:
+            raise Refused("a frame that only an actor sends")
+        if self._came and self._waiting:
+            self._loop.stop()
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                while (data := self._next()) is not None:
+                    await call.write(data)
+                    self._spoke = time.monotonic()
+                if self._bye:
+                    await call.write(frame(BYE))
+                    await call.done_writing()
+                    self._bye = 2
+                    self._loop.stop()
+                    return
+                self._wake = self._loop.create_future()
+                await self._wake
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # who reads learns it too
+        finally:
+            self._wake = None
+
+    def _next(self) -> bytes | None:
+        """The frame to send now: messages first."""
+        for outbox in self.outboxes:
+            if (data := outbox.next()) is not None:
+                return data
+        for latest in self._latest:
+            if (data := latest.next()) is not None:
+                return data
+        now = time.monotonic()
+        for inbox in self.inboxes:
+            if inbox is not None and inbox.owed and (2 * inbox.owed >= inbox.slots or now - self._spoke > ACK_S):
+                return inbox.ack()
+        if self._news() and (now - self._told_at > TOLD_S or self._bye):
+            told = {"counts": list(self.counters.mine.values()), "metrics": self._metrics}
+            self._told, self._metrics, self._told_at = dict(self.counters.mine), {}, now
+            return frame(TOLD, wire.dump_json(told))
+        if now - self._spoke > BEAT_S:
+            return frame(BEAT)
+        return None
+
+    def _news(self) -> bool:
+        return bool(self._metrics) or self._told != self.counters.mine
+
+    def _due(self, now: float) -> bool:
+        """Whether the clock alone makes something to send."""
+        if now - self._spoke > BEAT_S or (now - self._told_at > TOLD_S and self._news()):
+            return True
+        return now - self._spoke > ACK_S and any(inbox is not None and inbox.owed for inbox in self.inboxes)
+
+
+# The run's end.
+
+
+class EventBell:
+    """A `Bell` for a process that sleeps in an event loop: its words are those of a Bell, and it is woken by an eventfd."""
+
+    def __init__(self, memory: Memory, offset: int, fd: int) -> None:
+        self._words = memory.words(offset, 2)
+        self.fd = fd
+
+    @staticmethod
+    def make() -> int:
+        """A descriptor for it."""
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        words = self._words
+        words[0] = (words[0] + 1) & 0x7FFFFFFF
+        if words[1]:
+            with contextlib.suppress(BlockingIOError):  # it was rung so often that it will wake for certain
+                os.eventfd_write(self.fd, 1)
+
+    # The rest is its owner's.
+
+    def asleep(self, value: bool) -> None:
+        """Whether it has to be woken, or looks anyway."""
+        self._words[1] = value
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+
+class LatestReader(Protocol):
+    def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None: ...
+
+
+@dataclass
+class Port:
+    """One channel of a seat: the ring there, and of a call the ring back, each with the formats of its messages."""
+
+    name: str
+    there: Writer
+    formats: Sequence[Format]
+    back: Reader | None = None
+    answers: Sequence[Format] = ()
+    window: int = 8  # messages that may be on their way
+    finite: bool = True  # floats are checked
+
+
+@dataclass
+class Seat:
+    """A place for an actor, with all that the run keeps for it. What is shared outlives the gate."""
+
+    name: str
+    ports: Sequence[Port]
+    latest: dict[str, LatestReader]
+    record: memoryview  # RECORD words, zero at first
+    row: memoryview  # of the board, where the actor's counts are
+    assignment: Callable[[int], dict[str, Any]]  # what the actor is to build, given its incarnation
+    owned: bool = True  # by a process of the run, whose newest life takes it from any earlier one
+
+    @property
+    def session(self) -> str:
+        """'': nobody's."""
+        low, high = self.record[0] % (1 << 64), self.record[1] % (1 << 64)
+        return f"{high:016x}{low:016x}" if low or high else ""
+
+    def claim(self, session: str) -> None:
+        """For a new session. A gate that is killed in here leaves it to nobody."""
+        self.leave()
+        for i in range(len(NAMES)):
+            self.record[BASE + i] = self.row[COUNTS + i]
+        self.record[INCARNATION] += 1
+        number = int(session, 16)
+        self.record[1] = wire.signed(number >> 64)
+        self.record[0] = wire.signed(number % (1 << 64))
+
+    def leave(self) -> None:
+        self.record[0] = self.record[1] = 0
+
+    def count(self, told: list[int]) -> None:
+        for i, n in enumerate(told):
+            self.row[COUNTS + i] = self.record[BASE + i] + n
+
+    def counted(self) -> list[int]:
+        return [self.row[COUNTS + i] - self.record[BASE + i] for i in range(len(NAMES))]
+
+
+@dataclass
+class Door:
+    """Where the gate listens: `unix:/path`, or `HOST:PORT` with a token, and with TLS beyond this host."""
+
+    address: str
+    certificate: bytes = b""
+    key: bytes = b""
+
+    def check(self, token: str) -> None:
+        check_address(self.address)
+        if is_unix(self.address):
+            return
+        if not token:
+            raise UserError(f"The run does not listen on {self.address} without a token; give a token file.")
+        check_token(token)
+        if bool(self.certificate) != bool(self.key):
+            raise UserError("TLS needs both a certificate and its key.")
+        if not self.certificate and not is_loopback(self.address):
+            raise UserError(
+                f"The run does not listen on {self.address} without TLS; give a certificate and its key, or listen on "
+                "127.0.0.1."
+            )
+
+
+def make_folder(path: Path) -> None:
+    """The folder of a socket, which is nobody else's."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(f"The folder of a socket must be yours alone: chmod 700 {path}, or name one that is not there.")
+
+
+def remove_socket(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UserError(f"{path} is there and is no socket; name another.")
+        path.unlink()
+
+
+def read_so_far(reader: Reader) -> int:
+    """Messages that were ever read. Its writer goes on meanwhile, so what is waiting belongs to one number of written."""
+    while True:
+        written, waiting = reader.written, reader.waiting
+        if reader.written == written:
+            return written - waiting
+
+
+class _Lane:
+    """One port of a seat that has a stream: what is on its way in both directions."""
+
+    def __init__(self, port: Port, channel: int) -> None:
+        self.port, self.channel = port, channel
+        self.formats, self.answers = Formats(port.formats, port.finite), Formats(port.answers)
+        self.pending: deque[Tree] = deque()  # what the ring had no room for
+        self.acked = port.there.written
+        self.tail = 0 if port.back is None else read_so_far(port.back)  # answers that the actor has
+        self.sent = self.tail  # answers, over this stream
+
+    def take(self, came: Frame) -> bool:
+        """A message, and whether it was new; one that the ring has already is acknowledged again."""
+        port = self.port
+        expected = port.there.written + len(self.pending)
+        if came.number < expected:
+            self.acked = min(self.acked, expected - 1)
+            return False
+        if came.number > expected or len(self.pending) >= port.window:
+            raise Refused("a message is missing" if came.number > expected else "more messages than the window allows")
+        tree = self.formats.unpack(came)
+        if self.pending or not port.there.put(tree):
+            self.pending.append(tree)
+        return True
+
+    def push(self) -> bool:
+        """Brings what waited into the ring; whether some of it went."""
+        went = False
+        while self.pending and self.port.there.put(self.pending[0]):
+            self.pending.popleft()
+            went = True
+        return went
+
+    def received(self, ack: int) -> None:
+        """The actor has all answers before this number."""
+        back = self.port.back
+        if back is None:
+            return
+        if ack > back.written:
+            raise Refused("an answer is acknowledged that was never given")
+        for _ in range(ack - self.tail):
+            back.pop()
+            self.tail += 1
+        self.sent = max(self.sent, ack)  # over an earlier stream
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer to send."""
+        return self.port.back is not None and self.port.back.written > self.sent
+
+    def answer(self) -> bytes:
+        back = self.port.back
+        assert back is not None
+        tree = back.peek(self.sent - self.tail)
+        assert tree is not None, (self.sent, self.tail)
+        format_, _, parts = self.answers.pack(tree)
+        written = self.acked = self.port.there.written
+        self.sent += 1
+        return frame(DATA, *parts, channel=self.channel, format_=format_, number=self.sent - 1, ack=written)
+
+    def owes(self, half: bool) -> bool:
+        """Whether an acknowledgement is owed; with `half`: for so many that it should not wait."""
+        owed = self.port.there.written - self.acked
+        return 2 * owed >= self.port.window if half else owed > 0
+
+    def ack(self) -> bytes:
+        self.acked = self.port.there.written
+        return frame(ACK, channel=self.channel, ack=self.acked)
+
+
+class _Sending:
+    """A value on its way to one actor, in parts."""
+
+    def __init__(self, channel: int, tag: int, value: Array) -> None:
+        self.channel, self.tag, self.data, self.offset = channel, tag, value.data, 0
+
+    def part(self) -> bytes:
+        at, data = self.offset, self.data[self.offset : self.offset + PART_BYTES]
+        self.offset += len(data)
+        return frame(VALUE, PART.pack(at, len(self.data)), data, channel=self.channel, number=self.tag)
+
+    @property
+    def done(self) -> bool:
+        return self.offset >= len(self.data)
+
+
+class _Stream:
+    """One actor's stream, from the first frame to the end. What is wrong with it closes it and nothing else."""
+
+    def __init__(self, gate: Gate, context: Any) -> None:
+        self.gate, self.context = gate, context
+        self.seat: Seat | None = None
+        self.lanes: list[_Lane] = []
+        self.wants: dict[int, int] = {}  # name of a value -> the version that the actor has
+        self.sending: list[_Sending] = []
+        self.opened = self.heard = self.spoke = self.status_at = time.monotonic()
+        self.writing = 0.0  # since when; 0: not
+        self.status = b""  # the last that was sent
+        self.first: bytes | None = None  # WELCOME
+        self.over = False  # END is to be said
+        self.bye = False
+        self.end: asyncio.Future[tuple[grpc.StatusCode, str] | None] = gate.loop.create_future()
+        self._wake: asyncio.Future[None] | None = None
+
+    def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
+        if not self.end.done():
+            self.end.set_result(None if code is None else (code, why))
+
+    def wake(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def live(self) -> None:
+        reader, writer = (self.gate.loop.create_task(part) for part in (self._read(), self._write()))
+        try:
+            end = await self.end
+        finally:
+            self.close()
+            self.wake()
+            reader.cancel()
+            await asyncio.wait([writer], timeout=1.0)  # a write that is cancelled takes the status with it
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+        if end is not None:
+            await self.context.abort(*end)
+
+    async def _read(self) -> None:
+        gate, context = self.gate, self.context
+        try:
+            while (data := await context.read()) is not grpc.aio.EOF and not self.end.done():
+                self.heard = time.monotonic()
+                gate.frames_in += 1
+                gate.bytes_in += len(data)
+                self._take(wire.parse(data))
+            self.close()
+        except Refused as error:
+            gate.refuse(self, str(error))
+            self.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.UsageError):
+            self.close()  # the stream is broken
+        except Exception as error:
+            gate.failed(error)
+            self.close(grpc.StatusCode.INTERNAL, "the gate failed")
+
+    def _take(self, came: Frame) -> None:
+        kind = came.kind
+        if self.seat is None:
+            if kind != HELLO:
+                raise Refused("no hello")
+            self.gate.greet(self, wire.load_json(came.payload))
+        elif kind in (DATA, ACK):
+            if came.channel >= len(self.lanes):
+                raise Refused("a message has no known channel")
+            lane = self.lanes[came.channel]
+            new = kind == DATA and lane.take(came)
+            lane.received(came.ack)
+            if new and lane.port.back is not None:
+                self.gate.spin()
+            elif lane.owes(half=True):
+                self.wake()
+        elif kind == WANT:
+            if came.channel >= len(self.seat.latest):
+                raise Refused("a value has no known name")
+            self.wants[came.channel] = wire.signed(came.number)
+            self.look_values()
+        elif kind == TOLD:
+            told = wire.load_json(came.payload)
+            counts, metrics = wire.told_counts(told), wire.told_metrics(told)
+            self.seat.count(counts)
+            self.gate.tell(self.seat, metrics)
+        elif kind == BYE:
+            self.bye = True
+            self.close()
+        elif kind != BEAT:
+            raise Refused("a frame that only the run sends")
+
+    def look(self) -> bool:
+        """Goes on with what waited; whether there is an answer to send."""
+        found = False
+        for lane in self.lanes:
+            if lane.pending and lane.push() and lane.owes(half=True):
+                self.wake()
+            if lane.answered:
+                found = True
+        if found:
+            self.wake()
+        return found
+
+    def look_values(self) -> None:
+        """Begins to send values that the actor wants and does not have."""
+        assert self.seat is not None
+        for channel, have in list(self.wants.items()):
+            if any(sending.channel == channel for sending in self.sending):
+                continue
+            found = self.gate.value(list(self.seat.latest.values())[channel], have)
+            if found is not None:
+                del self.wants[channel]
+                self.sending.append(_Sending(channel, *found))
+                self.wake()
+
+    async def _write(self) -> None:
+        context, gate = self.context, self.gate
+        try:
+            while True:
+                while (data := self._next()) is not None and not self.end.done():
+                    self.writing = time.monotonic()
+                    await context.write(data)
+                    self.writing, self.spoke = 0.0, time.monotonic()
+                    gate.frames_out += 1
+                    gate.bytes_out += len(data)
+                if self.over:
+                    await context.write(frame(END))
+                    self.close()
+                if self.end.done():
+                    return
+                self._wake = gate.loop.create_future()
+                await self._wake
+        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.UsageError):
+            self.close()
+        except Exception as error:
+            gate.failed(error)
+            self.close(grpc.StatusCode.INTERNAL, "the gate failed")
+
+    def _next(self) -> bytes | None:
+        """The frame to send now: answers first, then what the actor waits for least."""
+        if self.seat is None:
+            return None
+        if self.first is not None:
+            data, self.first = self.first, None
+            return data
+        for lane in self.lanes:
+            if lane.answered:
+                return lane.answer()
+        now = time.monotonic()
+        for lane in self.lanes:
+            if lane.owes(half=now - self.spoke < ACK_S):
+                return lane.ack()
+        if self.status_due(now):
+            self.status_at, self.status = now, self.gate.status(self.seat)
+            return frame(BEAT, self.status)
+        if self.sending:
+            data = self.sending[0].part()
+            if self.sending[0].done:
+                del self.sending[0]
+            return data
+        return None
+
+    def status_due(self, now: float) -> bool:
+        assert self.seat is not None
+        if now - self.spoke > BEAT_S:
+            return True
+        status = self.gate.status(self.seat)
+        return status[:1] != self.status[:1] or (status != self.status and now - self.status_at > STATUS_S)
+
+    def tick(self, now: float) -> None:
+        """What is due by the clock."""
+        if self.seat is None:
+            if now - self.opened > GREET_S:
+                self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
+        elif now - self.heard > self.gate.silent or (self.writing and now - self.writing > self.gate.silent):
+            self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor fell silent")
+        else:
+            self.look()
+            if self.wants:
+                self.look_values()
+            if self.status_due(now) or any(lane.owes(half=False) for lane in self.lanes):
+                self.wake()
+
+
+class Gate:
+    """Takes actors in, gives them seats, and stands between their streams and the rings. Runs only while it is stepped."""
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        doors: Sequence[Door],
+        board: Board,
+        bell: EventBell | None = None,
+        token: str = "",
+        leave: float = LEAVE_S,
+        silent: float = SILENT_S,
+    ) -> None:
+        for door in doors:
+            door.check(token)
+        self.seats, self.doors, self.leave, self.silent = list(seats), list(doors), leave, silent
+        self._token, self._board, self._bell = token, board, bell
+        self._streams: dict[str, _Stream] = {}  # seat -> its stream
+        self._open: set[_Stream] = set()  # those without a seat too
+        began = time.monotonic()
+        self._left = {seat.name: began for seat in seats if seat.session}  # seats that wait for their actor, since when
+        self._values: dict[int, tuple[int, Array]] = {}  # the newest of each value, as it is sent
+        self._told: dict[str, dict[str, float]] = {}
+        self.frames_in = self.frames_out = self.bytes_in = self.bytes_out = self.refused = self.reconnects = 0
+        self._said = 0.0  # when a refusal was logged last
+        self._spins = 0
+        self._stepped = time.monotonic()
+        self._flags, self._counts = 0, [0] * len(NAMES)
+        self._error: BaseException | None = None
+        self._servers: list[Any] = []
+        self.addresses: list[str] = []  # those of the doors, with their real ports
+        largest = max((Formats(port.formats).largest for seat in seats for port in seat.ports), default=0)
+        self._options = [
+            *_KEEPALIVE,
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.max_receive_message_length", max(64 << 10, wire.JSON_BYTES, largest) + wire.HEADER.size),
+            ("grpc.max_send_message_length", wire.MOST_BYTES),
+            ("grpc.server_handshake_timeout_ms", int(1000 * GREET_S)),
+            ("grpc.max_connection_idle_ms", 30_000),  # without a stream
+            ("grpc.max_concurrent_streams", 2),
+            ("grpc.max_allowed_incoming_connections", 4 * len(self.seats) + 256),
+            ("grpc.so_reuseport", 0),
+        ]
+        self.loop = asyncio.new_event_loop()
+
+    def start(self) -> None:
+        self._look_at_board()
+        self.loop.run_until_complete(self._start())
+        if self._bell is not None:
+            self._bell.asleep(True)
+            self.loop.add_reader(self._bell.fd, self._rung)
+
+    def step(self, seconds: float = LOOK_S) -> None:
+        """Serves for so long."""
+        self._tick()
+        self.loop.call_later(min(seconds, LOOK_S), self.loop.stop)
+        self.loop.run_forever()
+        if self._error is not None:
+            raise self._error
+
+    def close(self, over: bool = True) -> None:
+        """`over`: actors are told that the run has ended; otherwise they come back to the next gate."""
+        for stream in list(self._open):
+            if over and stream.seat is not None:
+                stream.over = True
+                stream.wake()
+            else:
+                stream.close(grpc.StatusCode.UNAVAILABLE, "the gate closes")
+        until = time.monotonic() + 1.0
+        while self._open and time.monotonic() < until:
+            self.loop.call_later(0.01, self.loop.stop)
+            self.loop.run_forever()
+        for stream in list(self._open):
+            stream.close(grpc.StatusCode.UNAVAILABLE, "the gate closes")
+        for server in self._servers:
+            self.loop.run_until_complete(server.stop(0.2))
+        if self._bell is not None:
+            self._bell.asleep(False)
+            self.loop.remove_reader(self._bell.fd)
+        self.loop.run_until_complete(asyncio.sleep(0.01))  # what gRPC still has to say about the streams
+        self.loop.close()
+        for door in self.doors:
+            if is_unix(door.address):
+                with contextlib.suppress(OSError):
+                    os.unlink(door.address.removeprefix("unix:"))
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since this gate began, and how many actors are here now."""
+        names = ("frames_in", "frames_out", "bytes_in", "bytes_out", "refused", "reconnects")
+        told = {f"gate_{name}": float(getattr(self, name)) for name in names}
+        waiting = [len(lane.pending) for stream in self._streams.values() for lane in stream.lanes]
+        return told | {"gate_actors": float(len(self._streams)), "gate_pending": float(sum(waiting))}
+
+    def told(self) -> dict[str, dict[str, float]]:
+        """What the actors told, by seat, since this was last asked."""
+        told, self._told = self._told, {}
+        return told
+
+    @property
+    def connected(self) -> list[str]:
+        return list(self._streams)
+
+    # What streams ask of it.
+
+    def greet(self, stream: _Stream, told: dict[str, Any]) -> None:
+        protocol, version, session = told.get("protocol"), told.get("veldt"), told.get("session")
+        name, again = told.get("seat", ""), told.get("again", False)
+        if (protocol, version) != (wire.PROTOCOL, veldt.__version__):
+            stream.close(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the run has veldt {veldt.__version__} (protocol {wire.PROTOCOL}), the actor has {str(version)[:32]} "
+                f"(protocol {str(protocol)[:32]}); install the same on both",
+            )
+            return
+        if not _is_session(session) or not isinstance(name, str) or not isinstance(again, bool):
+            raise Refused("a hello without a session")
+        assert isinstance(session, str)
+        seat = next((seat for seat in self.seats if seat.session == session), None)
+        if seat is None and again:
+            stream.close(grpc.StatusCode.NOT_FOUND, "the session is over, and its seat is another actor's")
+            return
+        if seat is None:
+            seat = self._free(name)
+            if seat is None:
+                wanted = f"the seat {name[:64]!r}" if name else "no seat"
+                why = f"{wanted} is {'not ' if name else ''}free; the run has {len(self.seats)}"
+                stream.close(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+                return
+            self._take_over(seat)
+            seat.claim(session)
+        else:
+            self._take_over(seat)
+            self.reconnects += 1
+        self._sit(stream, seat)
+
+    def refuse(self, stream: _Stream, why: str) -> None:
+        self.refused += 1
+        now = time.monotonic()
+        if now - self._said > 10.0:  # whoever sends nonsense does not fill the log
+            self._said = now
+            who = "an actor" if stream.seat is None else stream.seat.name
+            log.warning("gate: refused %s: %s (%d refused so far)", who, why, self.refused)
+
+    def failed(self, error: BaseException) -> None:
+        """A fault of the gate's own, which its host is to see."""
+        self._error = self._error or error
+        self.loop.stop()
+
+    def tell(self, seat: Seat, metrics: dict[str, float]) -> None:
+        known = self._told.setdefault(seat.name, {})
+        if len(known) < wire.MOST_METRICS:
+            known |= metrics
+
+    def value(self, reader: LatestReader, have: int) -> tuple[int, Array] | None:
+        """The newest, which all who want it share."""
+        known = self._values.get(id(reader))
+        found = reader.read(-1 if known is None else known[0], np.uint8)
+        if found is not None:
+            known = self._values[id(reader)] = found
+        return known if known is not None and known[0] != have else None
+
+    def status(self, seat: Seat) -> bytes:
+        return STATUS.pack(self._flags, *self._counts, *seat.counted())
+
+    def spin(self) -> None:
+        """A question was handed on: looks for its answer for a while, instead of falling asleep."""
+        if not self._spins:
+            if self._bell is not None:
+                self._bell.asleep(False)
+            self.loop.call_soon(self._spin)
+        self._spins = SPIN
+
+    def _spin(self) -> None:
+        self._spins -= 1
+        found = any([stream.look() for stream in self._streams.values()])
+        if self._spins > 0 and not found:
+            self.loop.call_soon(self._spin)
+            return
+        self._spins = 0
+        if self._bell is not None:
+            self._bell.asleep(True)
+            if not found:
+                self._look()
+
+    def _rung(self) -> None:
+        assert self._bell is not None
+        self._bell.clear()
+        self._look()
+
+    def _look(self) -> None:
+        for stream in self._streams.values():
+            stream.look()
+
+    # Seats.
+
+    def _free(self, name: str) -> Seat | None:
+        now = time.monotonic()
+        for seat in self.seats:
+            waits = seat.name in self._left and now - self._left[seat.name] < self.leave
+            free = seat.name not in self._streams and (not seat.session or not waits)
+            if (seat.name == name and (free or seat.owned)) or (not name and free and not seat.owned):
+                return seat
+        return None
+
+    def _take_over(self, seat: Seat) -> None:
+        earlier = self._streams.pop(seat.name, None)
+        if earlier is not None:
+            earlier.close(grpc.StatusCode.ABORTED, f"another actor has taken the seat {seat.name}")
+            earlier.lanes = []
+            earlier.seat = None
+
+    def _sit(self, stream: _Stream, seat: Seat) -> None:
+        self._streams[seat.name] = stream
+        self._left.pop(seat.name, None)
+        self._look_at_board()
+        stream.seat = seat
+        stream.lanes = [_Lane(port, i) for i, port in enumerate(seat.ports)]
+        stream.status, incarnation = self.status(seat), seat.record[INCARNATION]
+        told = {
+            "protocol": wire.PROTOCOL,
+            "veldt": veldt.__version__,
+            "seat": seat.name,
+            "incarnation": incarnation,
+            "ports": [_described(lane) for lane in stream.lanes],
+            "latest": list(seat.latest),
+            "assignment": seat.assignment(incarnation),
+            "status": STATUS.unpack(stream.status),
+            "lz4": _has_lz4(),
+        }
+        stream.first = frame(WELCOME, wire.dump_json(told))
+        stream.wake()
+
+    def _leave(self, stream: _Stream) -> None:
+        self._open.discard(stream)
+        seat = stream.seat
+        if seat is None or self._streams.get(seat.name) is not stream:
+            return
+        del self._streams[seat.name]
+        if stream.bye:
+            seat.leave()
+        else:
+            self._left[seat.name] = time.monotonic()
+
+    # The servers.
+
+    async def _start(self) -> None:
+        for door in self.doors:
+            handler = grpc.stream_stream_rpc_method_handler(self._handler("" if is_unix(door.address) else self._token))
+            server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=2 * len(self.seats) + 64)
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+            if is_unix(door.address):
+                path = Path(door.address.removeprefix("unix:"))
+                make_folder(path.parent)
+                remove_socket(path)
+            try:
+                if door.certificate:
+                    credentials = grpc.ssl_server_credentials([(door.key, door.certificate)])
+                    port = server.add_secure_port(door.address, credentials)
+                else:
+                    port = server.add_insecure_port(door.address)
+            except (RuntimeError, ValueError):
+                port = 0
+            if not port:
+                raise UserError(f"The run cannot listen on {door.address}; is the port taken, or the certificate wrong?")
+            await server.start()
+            self._servers.append(server)
+            host = door.address.rpartition(":")[0]
+            self.addresses.append(door.address if is_unix(door.address) else f"{host}:{port}")
+
+    def _handler(self, token: str) -> Callable[[Any, Any], Any]:
+        async def handle(_: Any, context: Any) -> None:
+            if token and not _is_authorized(context.invocation_metadata(), token):
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong or missing")
+            stream = _Stream(self, context)
+            self._open.add(stream)
+            try:
+                await stream.live()
+            finally:
+                self._leave(stream)
+
+        return handle
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        gap, self._stepped = now - self._stepped, now
+        self._look_at_board()
+        for stream in list(self._open):
+            if gap > 1.0:  # this process stood still, and not they
+                stream.heard, stream.opened = stream.heard + gap, stream.opened + gap
+                stream.writing = stream.writing and stream.writing + gap
+            stream.tick(now)
+
+    def _look_at_board(self) -> None:
+        board = self._board
+        self._flags = STOPPING * board.stopping | HOLD * board.hold | QUIT * board.quit
+        self._counts = board.counts.sum(axis=0).tolist()
+
+
+def _described(lane: _Lane) -> dict[str, Any]:
+    port = lane.port
+    return {
+        "name": port.name,
+        "formats": wire.describe(port.formats),
+        "written": port.there.written,
+        "window": port.window,
+        "answers": None if port.back is None else wire.describe(port.answers),
+        "tail": lane.tail,
+    }
+
+
+def _is_session(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 32 and set(value) <= set("0123456789abcdef") and int(value, 16) > 0
+
+
+def _is_authorized(metadata: Any, token: str) -> bool:
+    """Compared in constant time."""
+    given = [value for key, value in metadata or () if key == "authorization"]
+    if len(given) != 1 or not isinstance(given[0], str):
+        return False
+    return hmac.compare_digest(given[0].encode(), f"Bearer {token}".encode())
+
+
+def _has_lz4() -> bool:
+    try:
+        wire.check_compression()
+    except UserError:
+        return False
+    return True
