@@ -15,16 +15,15 @@ from veldt.policy import Explore, LocalPolicy
 from veldt.step import EnvSpec, is_observation
 from veldt.tree import Array, Tree
 
-LATE = 1.5  # of the time that a group took on average; who has not asked by then is not waited for
-FADE = 0.1  # how fast that average follows
+MOST_ORDERS = 1000  # of groups in a batch that are remembered
 
 
 class BatchedPolicy(LocalPolicy):
     """Collects the questions of groups of n environments each, and answers many of them with one forward.
 
-    A batch is run once `batch` environments have asked, or every group has that can be expected to within `wait` seconds of
-    the first. How long a group takes to ask again is learned, so a slow environment is waited for by nobody. History and
-    recurrent state are kept here, for each environment, on the device of the network.
+    A batch is run once `batch` environments have asked, or an actor has nothing left to do because all of its groups have,
+    or the first has waited for `wait` seconds. So nobody waits for who is slow. History and recurrent state are kept here,
+    for each environment, on the device of the network.
     """
 
     def __init__(
@@ -39,17 +38,19 @@ class BatchedPolicy(LocalPolicy):
         n: int,
         batch: int,
         wait: float,
+        together: int = 1,  # groups of one actor; their numbers follow each other
         refresh: int = 1,  # batches between two looks for newer weights
         device: str = "cpu",
     ) -> None:
         super().__init__(algorithm, env, params, counters, explore, seed, refresh, device)
-        self.groups, self.n, self.batch, self.wait = groups, n, batch, wait
+        self.groups, self.n, self.batch, self.wait, self.together = groups, n, batch, wait, together
         self.asked: list[int] = []  # groups, in the order of their rows in the batch
         self.due = math.inf  # when the batch is run, at the latest
         self._refused: set[int] = set()  # groups that were told "not yet" in this batch
-        self._answered_at = [-math.inf] * groups
-        self._takes = [0.0] * groups  # seconds from an answer to the next question
+        self._asks = [0] * -(-groups // together)  # by actor: groups that have asked
         self._batches = self._rows_run = 0  # since they were last told
+        self._parts: dict[int, dict[str, torch.Tensor]] = {}  # by size
+        self._lanes: dict[tuple[int, ...], tuple[Array, torch.Tensor]] = {}  # by groups
         history, state, total = algorithm.window.history, algorithm.state(env), groups * n
         self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
         columns = {name: env.step[name] for name in [*self._seen, *(["first"] if state else [])]}
@@ -73,13 +74,10 @@ class BatchedPolicy(LocalPolicy):
         assert group not in self.asked and len(step["first"]) == n, (group, self.asked, len(step["first"]))
         for name, column in self._staged:
             column[at : at + n] = step[name]
-        now = time.monotonic()
         if not self.asked:
-            self.due = now + self.wait
+            self.due = time.monotonic() + self.wait
         self.asked.append(group)
-        took, usually = now - self._answered_at[group], self._takes[group]
-        if took < math.inf:
-            self._takes[group] += (took - usually) * (FADE if usually else 1.0)
+        self._asks[group // self.together] += 1
         return True
 
     def recv(self, group: int) -> Tree | None:
@@ -91,7 +89,6 @@ class BatchedPolicy(LocalPolicy):
         if group in self.asked:
             self._withdraw(group)
         self._ready.pop(group, None)
-        self._answered_at[group] = -math.inf
         for x in (*self._rows.values(), *self._states.values()):
             x[group * self.n : (group + 1) * self.n] = 0
 
@@ -102,32 +99,25 @@ class BatchedPolicy(LocalPolicy):
         if group not in self._refused:
             self._refused.add(group)
             return False
-        now = time.monotonic()
-        if now >= self.due:
-            return True
-        for other, (answered_at, takes) in enumerate(zip(self._answered_at, self._takes, strict=True)):
-            if now < answered_at + LATE * takes <= self.due and other not in self.asked:
-                return False
-        return True
+        return self.together in self._asks or time.monotonic() >= self.due
 
     def _withdraw(self, group: int) -> None:
         place, stop = self.asked.index(group), self.n * len(self.asked)
         for _, column in self._staged:
             column[self.n * place : stop - self.n] = column[self.n * (place + 1) : stop].copy()
         self.asked.remove(group)
+        self._asks[group // self.together] -= 1
         if not self.asked:
             self.due = math.inf
 
+    @torch.inference_mode()
     def _run(self) -> None:
         if self.steps % self.refresh == 0:
             self.pull()
         self.steps += 1
         asked, n, size = self.asked, self.n, self.n * len(self.asked)
-        new = {name: x[:size] for name, x in self._stage.items()}
-        if self.device != "cpu":
-            new = {name: x.to(self.device, non_blocking=True) for name, x in new.items()}
-        lanes = (np.array(asked)[:, None] * n + np.arange(n)).ravel()
-        index = torch.from_numpy(lanes).to(self.device) if self._rows or self._states else torch.Tensor()
+        new = self._collected(size)
+        lanes, index = self._lanes_of(tuple(asked))
         before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
         out, after = self.algorithm.act(self.net, self._append(new, index), before, self._amounts(lanes), self.rng)
         for name, x in after.items():
@@ -136,14 +126,31 @@ class BatchedPolicy(LocalPolicy):
             out[name] = x.cpu().numpy()
         if self._tells_version:
             out["version"] = np.full(size, self.version)
-        now = time.monotonic()
         for place, group in enumerate(asked):
             self._ready[group] = {name: x[place * n : (place + 1) * n] for name, x in out.items()}
-            self._answered_at[group] = now
         self._batches += 1
         self._rows_run += size
         self.asked, self.due = [], math.inf
+        self._asks = [0] * len(self._asks)
         self._refused.clear()
+
+    def _collected(self, size: int) -> dict[str, torch.Tensor]:
+        """The rows that were sent, on the device."""
+        if self.device != "cpu":
+            return {name: x[:size].to(self.device, non_blocking=True) for name, x in self._stage.items()}
+        if size not in self._parts:  # views of the same memory every time
+            self._parts[size] = {name: x[:size] for name, x in self._stage.items()}
+        return self._parts[size]
+
+    def _lanes_of(self, asked: tuple[int, ...]) -> tuple[Array, torch.Tensor]:
+        """The environments of these groups, in their order."""
+        found = self._lanes.get(asked)
+        if found is None:
+            lanes = (np.array(asked)[:, None] * self.n + np.arange(self.n)).ravel()
+            if len(self._lanes) == MOST_ORDERS:
+                self._lanes.clear()
+            found = self._lanes[asked] = lanes, torch.from_numpy(lanes).to(self.device)
+        return found
 
     def _state_before(self, state: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
         """The recurrent state before this step: zero where an episode begins."""

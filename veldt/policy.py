@@ -56,6 +56,7 @@ class LocalPolicy:
         self._state: dict[int, dict[str, torch.Tensor]] = {}
         self._ready: dict[int, Tree] = {}
 
+    @torch.inference_mode()
     def send(self, group: int, step: Tree) -> bool:
         if self.steps % self.refresh == 0:
             self.pull()
@@ -70,7 +71,6 @@ class LocalPolicy:
         tensors = {name: torch.from_numpy(x if x.flags.writeable else x.copy()) for name, x in rows.items()}
         if self.device != "cpu":
             tensors = {name: x.to(self.device) for name, x in tensors.items()}
-        # No parameter wants a gradient, so there is no graph to switch off.
         before = self._before(group, step)
         out, self._state[group] = self.algorithm.act(self.net, tensors, before, amount, self.rng)
         for name, tensor in before.items():

@@ -323,8 +323,6 @@ class Supervisor:
         child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
         # Where there are more processes than cores, those that others rely on come first: the learner.
         nice = 0 if self.serves(child.name) else NICE
-        if child.name == "inference":
-            nice = int(os.environ.get("VELDT_NICE", "0"))
         order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": nice}
         fds = [theirs.fileno()]
         state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}

@@ -55,6 +55,7 @@ def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, pa
         n=config.envs_per_actor // central.groups,
         batch=central.batch or total,
         wait=1e-3 * central.wait_ms if config.runtime == "local" else 0.0,  # inline nobody could ask meanwhile
+        together=central.groups,
         device=central.device or config.device,
         threads=config.threads,
     )
