@@ -139,9 +139,11 @@ def test_networks_grow_with_the_width() -> None:
     bench = InferenceBench()
     assert [bench.config(width).algorithm.hidden for width in bench.widths] == [(64, 64), (256, 256), (1024, 1024)]
     atari = InferenceBench(env="ALE/Pong-v5")
-    assert [atari.config(width).algorithm.convnet for width in atari.widths] == ["nature", "impala-shallow", "impala"]
-    with pytest.raises(UserError, match="For Atari the widths are 1, 4, 16, not 2"):
-        atari.config(2)
+    env = atari.config(1).envs().spec
+    nets = [atari.config(width).algorithm.network(env) for width in atari.widths]
+    assert [net.torso.last.out_features for net in nets] == [256, 1024, 4096]
+    with pytest.raises(UserError, match="For Atari the widths are 1, 2, 4, 8, 16, not 3"):
+        atari.config(3)
     assert eval(repr(atari)) == atari, "the loop's process is told what to run by this"
 
 

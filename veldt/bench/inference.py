@@ -48,6 +48,7 @@ from veldt.counters import Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
 from veldt.inference import BatchedPolicy
+from veldt.nets import as_float
 from veldt.params import LatestParams
 from veldt.policy import History, LocalPolicy
 from veldt.program import INCARNATION, MEMORY, Program
@@ -62,8 +63,9 @@ from veldt.topologies.single import add_learner
 
 Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
 CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")
-CONVNETS = {1: "nature", 4: "impala-shallow", 16: "impala"}
 HIDDEN = 64  # units of each of two layers, times the width
+CONVNET = (16, 32, 256)  # channels, channels and units of IMPALA's shallow network, times the width
+WIDTHS = (1, 2, 4, 8, 16)
 PRICES = Path(__file__).parents[2] / "benchmarks" / "inference" / "prices.yaml"
 WARM_S = 1.0
 ASK_S = 20.0
@@ -95,7 +97,7 @@ class InferenceBench:
     wait_ms: float = 1.0
     """Milliseconds that the first to ask may wait for others."""
     widths: tuple[int, ...] = (1, 4, 16)
-    """Networks: two layers of 64 units times that; for ALE/... 1, 4 and 16 are nature, impala-shallow and impala."""
+    """How wide the networks are: two layers of 64 units times that; for ALE/... IMPALA's shallow network times that."""
     contenders: tuple[Contender, ...] = ("loop", "local", "shm", "grpc-unix", "grpc-tcp")
     """Who takes part."""
     device: str = "cpu"
@@ -153,13 +155,17 @@ class InferenceBench:
         return self.device != "cpu" and (self.learner or contender != "local")
 
     def label(self, width: int) -> str:
-        return CONVNETS[width] if is_atari(self.env) else f"mlp {HIDDEN * width} x {HIDDEN * width}"
+        if is_atari(self.env):
+            return " - ".join(str(size * width) for size in CONVNET)
+        return f"mlp {HIDDEN * width} x {HIDDEN * width}"
 
     def config(self, width: int, **settings: Any) -> Config:
         """The recipe, without end and without evaluations."""
-        if is_atari(self.env) and width not in CONVNETS:
-            raise UserError(f"For Atari the widths are {', '.join(map(str, CONVNETS))}, not {width}.")
-        network = {"convnet": CONVNETS[width]} if is_atari(self.env) else {"hidden": (HIDDEN * width,) * 2}
+        network: dict[str, Any] = {"hidden": (HIDDEN * width,) * 2}
+        if is_atari(self.env):
+            if width not in WIDTHS:
+                raise UserError(f"For Atari the widths are {', '.join(map(str, WIDTHS))}, not {width}.")
+            network = {"network_from": f"{__name__}:wide_{width}"}
         settings = {
             "env": self.env,
             "steps": 1 << 40,
@@ -214,6 +220,7 @@ class InferenceBench:
             out, back = (calls * sum(x.nbytes for x in trees[0].values()) for trees in messages)
         return window.figures(statistics.fmean(window.batches), out, back)
 
+    @torch.inference_mode()
     def loop(self, width: int) -> None:
         """Prints the figures of one process that has all environments and does one forward for all of them."""
         torch.set_num_threads(1)
@@ -300,6 +307,27 @@ class InferenceBench:
         return {f"env steps a second of {self.slow_actors - 1} actors": found}
 
 
+# Networks for images.
+
+
+class Wide(torch.nn.Module):
+    """IMPALA's shallow network for 84 x 84 frames, so many times as wide: [B, history, 84, 84] -> [B, 256 width]."""
+
+    def __init__(self, env: EnvSpec, width: int) -> None:
+        super().__init__()
+        a, b, units = (size * width for size in CONVNET)
+        self.first, self.second = torch.nn.Conv2d(4, a, 8, 4), torch.nn.Conv2d(a, b, 4, 2)
+        self.last = torch.nn.Linear(81 * b, units)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.second(self.first(as_float(obs)).relu_()).relu_()
+        x = self.last(x.flatten(1)).relu_()
+        return x
+
+
+wide_1, wide_2, wide_4, wide_8, wide_16 = (functools.partial(Wide, width=width) for width in WIDTHS)
+
+
 # Programs.
 
 
@@ -329,6 +357,7 @@ def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] 
             n=config.envs_per_actor // central.groups,
             batch=central.batch or total,
             wait=1e-3 * central.wait_ms,
+            together=central.groups,
             device=central.device,
             threads=config.threads,
         )

@@ -84,7 +84,9 @@ class Columns:
 
     def __init__(self, format_: Format, finite: bool = True) -> None:
         self.columns = format_.columns
-        self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int, str]] = []
+        self._names = [name for name, *_ in format_.columns]
+        self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
+        self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin and end of neighbours: one look for all
         at = 0
         for name, code, shape in format_.columns:
             dtype = np.dtype(code)
@@ -94,26 +96,41 @@ class Columns:
             at += size
             if dtype.kind not in "biuf" or dtype.newbyteorder("<") != dtype or min(shape, default=0) < 0 or at > MOST_BYTES:
                 raise Refused(f"{name!r} cannot be sent as {code} {shape}")
-            check = dtype.kind if dtype.kind == "b" or (dtype.kind == "f" and finite) else ""
-            self._parts.append((name, dtype, shape, at - size, check))
+            self._parts.append((name, dtype, shape, at - size))
+            if dtype.kind == "b" or (dtype.kind == "f" and finite):
+                begin = at - size
+                if self._checks and self._checks[-1][::2] == (dtype, begin):
+                    begin = self._checks.pop()[1]
+                self._checks.append((dtype, begin, at))
         self.nbytes = at
 
     def pack(self, tree: Tree) -> list[Any]:
-        return [np.ascontiguousarray(tree[name]) for name, *_ in self._parts]
+        return [x if (x := tree[name]).flags.c_contiguous else np.ascontiguousarray(x) for name in self._names]
 
     def unpack(self, payload: memoryview | bytes) -> Tree:
         """Views of the payload, which are read-only."""
         if len(payload) != self.nbytes:
             raise Refused(f"a message of {self.nbytes} bytes came with {len(payload)}")
-        tree: Tree = {}
-        for name, dtype, shape, at, check in self._parts:
-            x: Array = np.ndarray(shape, dtype, payload, at)
-            if check == "b" and (x.view(np.uint8) > 1).any():
-                raise Refused(f"{name!r} has booleans that are neither 0 nor 1")
-            if check == "f" and not np.isfinite(x).all():
-                raise Refused(f"{name!r} has numbers that are not finite")
-            tree[name] = x
+        tree: Tree = {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at in self._parts}
+        for dtype, begin, end in self._checks:
+            if not _is_sound(payload, dtype, begin, end):
+                self._refuse(tree, dtype.kind)
         return tree
+
+    def _refuse(self, tree: Tree, kind: str) -> None:
+        for name, x in tree.items():
+            if kind == x.dtype.kind == "b" and (x.view(np.uint8) > 1).any():
+                raise Refused(f"{name!r} has booleans that are neither 0 nor 1")
+            if kind == x.dtype.kind == "f" and not np.isfinite(x).all():
+                raise Refused(f"{name!r} has numbers that are not finite")
+
+
+def _is_sound(payload: memoryview | bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
+    """Whether all booleans are 0 or 1, or all floats finite."""
+    if dtype.kind == "b":
+        return not bytes(payload[begin:end]).translate(None, b"\0\1")
+    x: Array = np.ndarray(((end - begin) // dtype.itemsize,), dtype, payload, begin)
+    return b"\0" not in np.isfinite(x).tobytes()
 
 
 class Formats:
