@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from veldt import callables, params, recipes
 from veldt.actor import Evaluation, evaluate
 from veldt.bottleneck import bottleneck
 from veldt.checkpoint import Checkpoints, exclusive
-from veldt.config import Config, override
+from veldt.config import Config, GateConfig, override
 from veldt.counters import Counters
 from veldt.envs import EnvLike
 from veldt.envs.atari import find_protocol
@@ -211,6 +212,16 @@ def make_gate(config: Config, env: EnvSpec, token: str = "", certificate: bytes 
     return Gate(messages, own, seats, config.gate.listen, token, certificate, key, config.gate.compress)
 
 
+def check_gate(gate: GateConfig) -> None:
+    """Raises a UserError where the run is not allowed to listen, or cannot."""
+    if gate.listen:
+        from veldt.runtime.away import read_secret
+        from veldt.runtime.grpc import Door
+
+        certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
+        Door(gate.listen, certificate, key).check("a token that is made later".replace(" ", "-"))
+
+
 def check_device(name: str) -> None:
     try:
         device = torch.device(name)
@@ -242,6 +253,7 @@ class Session:
     def run(self) -> Run:
         config = self.config
         check_device(config.device)
+        check_gate(config.gate)
         envs = config.envs()
         env = envs.spec
         envs.close()
@@ -296,18 +308,16 @@ class Session:
         config, gate = self.config, self.config.gate
         if config.transport == "shm" and not gate.listen:
             return None
+        if not gate.listen:
+            return make_gate(config, env)
         from veldt.runtime.away import make_token, read_secret
-        from veldt.runtime.grpc import Door
 
-        token, certificate, key = "", b"", b""
-        if gate.listen:
-            file = Path(gate.token_file) if gate.token_file else self.path / "token"
-            certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
-            token = make_token(file)
-            Door(gate.listen, certificate, key).check(token)
-            tls = f" --certificate {gate.certificate}" if certificate else ""
-            self.screen.say(f"actors may join: veldt actor --connect {gate.listen} --token-file {file}{tls}")
-        return make_gate(config, env, token, certificate, key)
+        certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
+        file = Path(gate.token_file) if gate.token_file else self.path / "token"
+        tls = f" --certificate {gate.certificate}" if certificate else ""
+        where = gate.listen.replace("0.0.0.0", socket.gethostname())
+        self.screen.say(f"actors may join: veldt actor --connect {where} --token-file {file}{tls}")
+        return make_gate(config, env, make_token(file), certificate, key)
 
     def _runtime(self, env: EnvSpec) -> Runtime:
         if self.config.runtime == "inline":

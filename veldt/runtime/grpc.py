@@ -73,6 +73,8 @@ LOOK_S = 0.05  # at all rings, though no bell rang
 ACK_S = 0.02  # an acknowledgement waits so long for a message that it can go with
 TOLD_S = 0.1  # between two reports of counts
 STATUS_S = 0.25  # between two reports of the run's counts
+QUICK_S = 60e-6  # answers that take no longer than this are waited for on the spot,
+HELD_S = 80e-6  # for so long
 SPIN = 12  # looks for an answer before the gate sleeps: to be woken takes longer than most answers
 TOKEN_BYTES = 16  # at least
 UNIX_BYTES = 107  # of a socket's path
@@ -80,6 +82,17 @@ RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation,
 INCARNATION, BASE = 2, 3
 
 log = logging.getLogger("veldt")
+_T: list[Any] = []
+
+
+def _t(tag: str) -> None:
+    _T.append((tag, time.perf_counter_ns()))
+    if len(_T) == (18000 if tag[0] == "c" else 12000) and not os.path.exists(f"/tmp/w/tr-{tag[0]}.json"):
+        import json as j
+        with open(f"/tmp/w/tr-{tag[0]}.json", "w") as f:
+            j.dump(_T, f)
+
+
 
 
 class LinkLost(RuntimeError):
@@ -172,11 +185,13 @@ class LinkOutbox:
         """False: too many are on their way; keep it and try again."""
         if len(self._kept) >= self.window:
             return False
+        _t("c0 put")
         link = self._link
         format_, flags, parts = self._formats.pack(tree, link.compress)
         inbox, number = link.inboxes[self._channel], self._base + len(self._kept)
         ack = 0 if inbox is None else inbox.taken()
         self._kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
+        _t("c1 packed")
         link.wake()
         return True
 
@@ -453,6 +468,7 @@ class Link:
                 timer.cancel()
         finally:
             self._waiting = False
+            _t("c5 handed")
         return self._result()
 
     def breathe(self) -> None:
@@ -580,7 +596,9 @@ class Link:
             self._welcomed(wire.parse(data))
             writer = self._loop.create_task(self._write(call))
             while (data := await call.read()) is not grpc.aio.EOF:
+                _t("c3 read")
                 self._take(data)
+                _t("c4 taken")
                 if self._came and self._waiting:  # whoever waits for it goes first, and what it sends then
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
@@ -682,6 +700,7 @@ class Link:
         try:
             while True:
                 while (data := self._next()) is not None:
+                    _t("c2 write")
                     await call.write(data)
                     self._spoke = time.monotonic()
                 if self._bye:
@@ -873,6 +892,8 @@ class _Lane:
         self.acked = port.there.written
         self.tail = 0 if port.back is None else read_so_far(port.back)  # answers that the actor has
         self.sent = self.tail  # answers, over this stream
+        self.asked = 0.0  # when the first question was handed on that was not answered; 0: none
+        self.took = 1.0  # seconds to an answer, of late
 
     def take(self, came: Frame) -> bool:
         """A message, and whether it was new; one that the ring has already is acknowledged again."""
@@ -886,6 +907,7 @@ class _Lane:
         tree = self.formats.unpack(came)
         if self.pending or not port.there.put(tree):
             self.pending.append(tree)
+        self.asked = self.asked or time.perf_counter()
         return True
 
     def push(self) -> bool:
@@ -913,7 +935,22 @@ class _Lane:
         """Whether there is an answer to send."""
         return self.port.back is not None and self.port.back.written > self.sent
 
+    def await_answer(self) -> bool:
+        """Whether there is an answer to send, very soon; others wait meanwhile, so not if answers have taken longer."""
+        if self.took > QUICK_S:
+            return False
+        until = time.perf_counter() + HELD_S
+        while not self.answered:
+            if time.perf_counter() > until:
+                return False
+            os.sched_yield()
+        return True
+
     def answer(self) -> bytes:
+        _t("g2 answered")
+        if self.asked:
+            took, self.asked = time.perf_counter() - self.asked, 0.0
+            self.took += (took - self.took) / 8
         back = self.port.back
         assert back is not None
         tree = back.peek(self.sent - self.tail)
@@ -960,6 +997,7 @@ class _Stream:
         self.sending: list[_Sending] = []
         self.opened = self.heard = self.spoke = self.status_at = time.monotonic()
         self.writing = 0.0  # since when; 0: not
+        self.direct = False  # it is who reads that writes
         self.status = b""  # the last that was sent
         self.first: bytes | None = None  # WELCOME
         self.over = False  # END is to be said
@@ -972,7 +1010,7 @@ class _Stream:
             self.end.set_result(None if code is None else (code, why))
 
     def wake(self) -> None:
-        if self._wake is not None and not self._wake.done():
+        if self._wake is not None and not self._wake.done() and not self.direct:
             self._wake.set_result(None)
 
     async def live(self) -> None:
@@ -982,6 +1020,8 @@ class _Stream:
         finally:
             self.close()
             self.wake()
+            if self.direct:
+                await asyncio.wait([reader], timeout=1.0)
             reader.cancel()
             await asyncio.wait([writer], timeout=1.0)  # a write that is cancelled takes the status with it
             writer.cancel()
@@ -993,10 +1033,18 @@ class _Stream:
         gate, context = self.gate, self.context
         try:
             while (data := await context.read()) is not grpc.aio.EOF and not self.end.done():
+                _t("g0 read")
                 self.heard = time.monotonic()
                 gate.frames_in += 1
                 gate.bytes_in += len(data)
-                self._take(wire.parse(data))
+                lane = self._take(wire.parse(data))
+                _t("g1 taken")
+                if lane is not None and self.idle and lane.await_answer():
+                    # The answer is there already: who waits to write need not be woken for it.
+                    self.direct = True
+                    await self._send(lane.answer())
+                    self.direct = False
+                    self.wake()
             self.close()
         except Refused as error:
             gate.refuse(self, str(error))
@@ -1007,7 +1055,13 @@ class _Stream:
             gate.failed(error)
             self.close(grpc.StatusCode.INTERNAL, "the gate failed")
 
-    def _take(self, came: Frame) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written, nor about to be."""
+        return self._wake is not None and not self._wake.done()
+
+    def _take(self, came: Frame) -> _Lane | None:
+        """The lane of a question, if it was one."""
         kind = came.kind
         if self.seat is None:
             if kind != HELLO:
@@ -1021,7 +1075,8 @@ class _Stream:
             lane.received(came.ack)
             if new and lane.port.back is not None:
                 self.gate.spin()
-            elif lane.owes(half=True):
+                return lane
+            if lane.owes(half=True):
                 self.wake()
         elif kind == WANT:
             if came.channel >= len(self.seat.latest):
@@ -1038,6 +1093,7 @@ class _Stream:
             self.close()
         elif kind != BEAT:
             raise Refused("a frame that only the run sends")
+        return None
 
     def look(self) -> bool:
         """Goes on with what waited; whether there is an answer to send."""
@@ -1064,17 +1120,13 @@ class _Stream:
                 self.wake()
 
     async def _write(self) -> None:
-        context, gate = self.context, self.gate
+        gate = self.gate
         try:
             while True:
                 while (data := self._next()) is not None and not self.end.done():
-                    self.writing = time.monotonic()
-                    await context.write(data)
-                    self.writing, self.spoke = 0.0, time.monotonic()
-                    gate.frames_out += 1
-                    gate.bytes_out += len(data)
+                    await self._send(data)
                 if self.over:
-                    await context.write(frame(END))
+                    await self._send(frame(END))
                     self.close()
                 if self.end.done():
                     return
@@ -1085,6 +1137,14 @@ class _Stream:
         except Exception as error:
             gate.failed(error)
             self.close(grpc.StatusCode.INTERNAL, "the gate failed")
+
+    async def _send(self, data: bytes) -> None:
+        self.writing = time.monotonic()
+        _t("g3 write")
+        await self.context.write(data)
+        self.writing, self.spoke = 0.0, time.monotonic()
+        self.gate.frames_out += 1
+        self.gate.bytes_out += len(data)
 
     def _next(self) -> bytes | None:
         """The frame to send now: answers first, then what the actor waits for least."""
@@ -1306,15 +1366,13 @@ class Gate:
 
     def _spin(self) -> None:
         self._spins -= 1
-        found = any([stream.look() for stream in self._streams.values()])
-        if self._spins > 0 and not found:
+        if self._spins > 0 and not any([stream.look() for stream in self._streams.values()]):
             self.loop.call_soon(self._spin)
             return
         self._spins = 0
         if self._bell is not None:
             self._bell.asleep(True)
-            if not found:
-                self._look()
+            self._look()  # what was answered before it was known that it has to be rung for
 
     def _rung(self) -> None:
         assert self._bell is not None
