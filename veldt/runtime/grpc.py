@@ -82,17 +82,6 @@ RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation,
 INCARNATION, BASE = 2, 3
 
 log = logging.getLogger("veldt")
-_T: list[Any] = []
-
-
-def _t(tag: str) -> None:
-    _T.append((tag, time.perf_counter_ns()))
-    if len(_T) == (18000 if tag[0] == "c" else 12000) and not os.path.exists(f"/tmp/w/tr-{tag[0]}.json"):
-        import json as j
-        with open(f"/tmp/w/tr-{tag[0]}.json", "w") as f:
-            j.dump(_T, f)
-
-
 
 
 class LinkLost(RuntimeError):
@@ -185,13 +174,11 @@ class LinkOutbox:
         """False: too many are on their way; keep it and try again."""
         if len(self._kept) >= self.window:
             return False
-        _t("c0 put")
         link = self._link
         format_, flags, parts = self._formats.pack(tree, link.compress)
         inbox, number = link.inboxes[self._channel], self._base + len(self._kept)
         ack = 0 if inbox is None else inbox.taken()
         self._kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
-        _t("c1 packed")
         link.wake()
         return True
 
@@ -468,7 +455,6 @@ class Link:
                 timer.cancel()
         finally:
             self._waiting = False
-            _t("c5 handed")
         return self._result()
 
     def breathe(self) -> None:
@@ -596,9 +582,7 @@ class Link:
             self._welcomed(wire.parse(data))
             writer = self._loop.create_task(self._write(call))
             while (data := await call.read()) is not grpc.aio.EOF:
-                _t("c3 read")
                 self._take(data)
-                _t("c4 taken")
                 if self._came and self._waiting:  # whoever waits for it goes first, and what it sends then
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
@@ -700,7 +684,6 @@ class Link:
         try:
             while True:
                 while (data := self._next()) is not None:
-                    _t("c2 write")
                     await call.write(data)
                     self._spoke = time.monotonic()
                 if self._bye:
@@ -947,7 +930,6 @@ class _Lane:
         return True
 
     def answer(self) -> bytes:
-        _t("g2 answered")
         if self.asked:
             took, self.asked = time.perf_counter() - self.asked, 0.0
             self.took += (took - self.took) / 8
@@ -1033,12 +1015,10 @@ class _Stream:
         gate, context = self.gate, self.context
         try:
             while (data := await context.read()) is not grpc.aio.EOF and not self.end.done():
-                _t("g0 read")
                 self.heard = time.monotonic()
                 gate.frames_in += 1
                 gate.bytes_in += len(data)
                 lane = self._take(wire.parse(data))
-                _t("g1 taken")
                 if lane is not None and self.idle and lane.await_answer():
                     # The answer is there already: who waits to write need not be woken for it.
                     self.direct = True
@@ -1140,7 +1120,6 @@ class _Stream:
 
     async def _send(self, data: bytes) -> None:
         self.writing = time.monotonic()
-        _t("g3 write")
         await self.context.write(data)
         self.writing, self.spoke = 0.0, time.monotonic()
         self.gate.frames_out += 1
