@@ -65,6 +65,7 @@ DISTRIBUTIONS = "tests/test_distributions.py::"
 OPTIM = "tests/test_optim.py::"
 VTRACE = "tests/test_vtrace.py::"
 IMPALA = "tests/test_impala.py::"
+INFERENCE = "tests/test_inference.py::"
 ACTOR = "tests/test_actor.py::"
 
 ALONE = PROPERTIES + "test_a_vector_gives_the_transitions_of_its_environments_alone"
@@ -1400,6 +1401,86 @@ MUTANTS = [
         "self.head.weight[-1] *= before / self.scale",
         "pass",
         (IMPALA + "test_the_scale_follows_the_returns_and_values_do_not_follow_the_scale",),
+    ),
+    Mutant(
+        "central-reset-keeps-state",
+        "Central inference: a group that begins anew keeps the history and the recurrent state of the life before.",
+        "inference.py",
+        "x[group * self.n : (group + 1) * self.n] = 0",
+        "pass",
+        (INFERENCE + "test_a_group_that_begins_anew_has_no_past",),
+    ),
+    Mutant(
+        "central-state-of-others",
+        "Central inference: the new recurrent states are put where the first environments have theirs, not the askers.",
+        "inference.py",
+        "self._states[name][index] = x",
+        "self._states[name][: len(x)] = x",
+        (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
+    ),
+    Mutant(
+        "central-state-crosses-episodes",
+        "Central inference: the recurrent state is not zeroed where an episode begins.",
+        "inference.py",
+        "return state.masked_fill_(first.view(-1, *[1] * (state.ndim - 1)), 0)",
+        "return state",
+        (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
+    ),
+    Mutant(
+        "central-history-stands-still",
+        "Central inference: the newest frame does not push out the oldest.",
+        "inference.py",
+        "x[index, 1:], new[name]",
+        "x[index, :-1], new[name]",
+        (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
+    ),
+    Mutant(
+        "central-withdrawn-row-stays",
+        "Central inference: the row of an actor that died stays in the batch, and the others get each other's actions.",
+        "inference.py",
+        "            column[self.n * place : stop - self.n] = column[self.n * (place + 1) : stop].copy()\n",
+        "            pass\n",
+        (INFERENCE + "test_a_question_is_withdrawn_by_a_reset_and_the_others_are_answered_right",),
+    ),
+    Mutant(
+        "central-blocked-actor-waits",
+        "Central inference: an actor that has nothing left to do waits until the time is over.",
+        "inference.py",
+        "self.together in self._asks or time.monotonic() >= self.due",
+        "time.monotonic() >= self.due",
+        (INFERENCE + "test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting",),
+    ),
+    Mutant(
+        "central-asked-twice",
+        "Central inference: groups that were answered count as if they still asked.",
+        "inference.py",
+        "self._asks = [0] * len(self._asks)\n",
+        "pass\n",
+        (INFERENCE + "test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting",),
+    ),
+    Mutant(
+        "central-exploration-of-others",
+        "Central inference: environments explore as much as the first ones of the run do.",
+        "inference.py",
+        "np.asarray(self.explore, np.float64)[lanes]",
+        "np.asarray(self.explore, np.float64)[: len(lanes)]",
+        (INFERENCE + "test_every_environment_explores_as_much_as_it_is_told",),
+    ),
+    Mutant(
+        "answered-twice-by-two-lives",
+        "A server that was killed after it answered answers again in its next life, with other actions.",
+        "runtime/remote.py",
+        "if (group, number) in self._answered[index]:",
+        "if False:",
+        (INFERENCE + "test_a_new_life_answers_none_of_many_twice",),
+    ),
+    Mutant(
+        "dead-asker-blocks-its-group",
+        "What an actor asked before it was killed keeps its successor from being answered.",
+        "runtime/remote.py",
+        "(earlier := self._open.pop(group, None)) is not None:  # of a life that is over",
+        "(earlier := self._open.get(group)) is None and earlier:",
+        (INFERENCE + "test_what_a_dead_client_asked_does_not_hold_up_its_successor",),
     ),
 ]
 

@@ -386,6 +386,7 @@ class Link:
         self._stream: asyncio.Task[None] | None = None
         self._up = False
         self._wake: asyncio.Future[None] | None = None  # what the writer waits for
+        self._timer: asyncio.TimerHandle | None = None
         self._error: BaseException | None = None
         self._why = "it does not answer"
         self._came = self._waiting = self._closing = False
@@ -450,9 +451,8 @@ class Link:
         try:
             while not self._came and self._error is None and (now := time.monotonic()) < until:
                 self._tick()
-                timer = loop.call_later(min(until - now, LOOK_S), loop.stop)
+                self._stop_by(loop.time() + min(until - now, LOOK_S))
                 loop.run_forever()
-                timer.cancel()
         finally:
             self._waiting = False
         return self._result()
@@ -492,6 +492,17 @@ class Link:
     def _run(self, seconds: float) -> None:
         self._loop.call_later(seconds, self._loop.stop)
         self._loop.run_forever()
+
+    def _stop_by(self, when: float) -> None:
+        """The loop stops then, or earlier. A timer that was not needed serves the next who waits."""
+        if self._timer is None or self._timer.when() > when:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(when, self._stop)
+
+    def _stop(self) -> None:
+        self._timer = None
+        self._loop.stop()
 
     def _result(self) -> bool:
         if self._error is not None:
@@ -918,16 +929,10 @@ class _Lane:
         """Whether there is an answer to send."""
         return self.port.back is not None and self.port.back.written > self.sent
 
-    def await_answer(self) -> bool:
-        """Whether there is an answer to send, very soon; others wait meanwhile, so not if answers have taken longer."""
-        if self.took > QUICK_S:
-            return False
-        until = time.perf_counter() + HELD_S
-        while not self.answered:
-            if time.perf_counter() > until:
-                return False
-            os.sched_yield()
-        return True
+    @property
+    def quick(self) -> bool:
+        """Whether answers have come so soon that to wait for the next on the spot holds up nobody."""
+        return self.took < QUICK_S
 
     def answer(self) -> bytes:
         if self.asked:
@@ -979,7 +984,7 @@ class _Stream:
         self.sending: list[_Sending] = []
         self.opened = self.heard = self.spoke = self.status_at = time.monotonic()
         self.writing = 0.0  # since when; 0: not
-        self.direct = False  # it is who reads that writes
+        self.soon: _Lane | None = None  # where an answer is about to come, for which the writer waits
         self.status = b""  # the last that was sent
         self.first: bytes | None = None  # WELCOME
         self.over = False  # END is to be said
@@ -992,8 +997,13 @@ class _Stream:
             self.end.set_result(None if code is None else (code, why))
 
     def wake(self) -> None:
-        if self._wake is not None and not self._wake.done() and not self.direct:
+        if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written, nor about to be."""
+        return self._wake is not None and not self._wake.done()
 
     async def live(self) -> None:
         reader, writer = (self.gate.loop.create_task(part) for part in (self._read(), self._write()))
@@ -1002,8 +1012,6 @@ class _Stream:
         finally:
             self.close()
             self.wake()
-            if self.direct:
-                await asyncio.wait([reader], timeout=1.0)
             reader.cancel()
             await asyncio.wait([writer], timeout=1.0)  # a write that is cancelled takes the status with it
             writer.cancel()
@@ -1018,13 +1026,7 @@ class _Stream:
                 self.heard = time.monotonic()
                 gate.frames_in += 1
                 gate.bytes_in += len(data)
-                lane = self._take(wire.parse(data))
-                if lane is not None and self.idle and lane.await_answer():
-                    # The answer is there already: who waits to write need not be woken for it.
-                    self.direct = True
-                    await self._send(lane.answer())
-                    self.direct = False
-                    self.wake()
+                self._take(wire.parse(data))
             self.close()
         except Refused as error:
             gate.refuse(self, str(error))
@@ -1035,13 +1037,7 @@ class _Stream:
             gate.failed(error)
             self.close(grpc.StatusCode.INTERNAL, "the gate failed")
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is being written, nor about to be."""
-        return self._wake is not None and not self._wake.done()
-
-    def _take(self, came: Frame) -> _Lane | None:
-        """The lane of a question, if it was one."""
+    def _take(self, came: Frame) -> None:
         kind = came.kind
         if self.seat is None:
             if kind != HELLO:
@@ -1054,9 +1050,12 @@ class _Stream:
             new = kind == DATA and lane.take(came)
             lane.received(came.ack)
             if new and lane.port.back is not None:
-                self.gate.spin()
-                return lane
-            if lane.owes(half=True):
+                if lane.quick and self.idle:
+                    self.soon = lane
+                    self.wake()
+                else:
+                    self.gate.spin()
+            elif lane.owes(half=True):
                 self.wake()
         elif kind == WANT:
             if came.channel >= len(self.seat.latest):
@@ -1073,7 +1072,6 @@ class _Stream:
             self.close()
         elif kind != BEAT:
             raise Refused("a frame that only the run sends")
-        return None
 
     def look(self) -> bool:
         """Goes on with what waited; whether there is an answer to send."""
@@ -1103,6 +1101,9 @@ class _Stream:
         gate = self.gate
         try:
             while True:
+                if self.soon is not None:
+                    lane, self.soon = self.soon, None
+                    gate.await_answer(lane)
                 while (data := self._next()) is not None and not self.end.done():
                     await self._send(data)
                 if self.over:
@@ -1153,8 +1154,9 @@ class _Stream:
         assert self.seat is not None
         if now - self.spoke > BEAT_S:
             return True
-        status = self.gate.status(self.seat)
-        return status[:1] != self.status[:1] or (status != self.status and now - self.status_at > STATUS_S)
+        if self.gate.flags != self.status[0]:
+            return True
+        return now - self.status_at > STATUS_S and self.gate.status(self.seat) != self.status
 
     def tick(self, now: float) -> None:
         """What is due by the clock."""
@@ -1198,7 +1200,7 @@ class Gate:
         self._said = 0.0  # when a refusal was logged last
         self._spins = 0
         self._stepped = time.monotonic()
-        self._flags, self._counts = 0, [0] * len(NAMES)
+        self.flags, self._counts = 0, [0] * len(NAMES)
         self._error: BaseException | None = None
         self._servers: list[Any] = []
         self.addresses: list[str] = []  # those of the doors, with their real ports
@@ -1333,13 +1335,24 @@ class Gate:
         return known if known is not None and known[0] != have else None
 
     def status(self, seat: Seat) -> bytes:
-        return STATUS.pack(self._flags, *self._counts, *seat.counted())
+        return STATUS.pack(self.flags, *self._counts, *seat.counted())
+
+    def await_answer(self, lane: _Lane) -> None:
+        """A question was handed on whose answer comes very soon: waits for it, and for nothing else."""
+        if not self._spins:
+            self._awake()
+            self.loop.call_soon(self._rest)
+        until = time.perf_counter() + HELD_S
+        while not lane.answered:
+            if time.perf_counter() > until:
+                self.spin()
+                return
+            os.sched_yield()
 
     def spin(self) -> None:
         """A question was handed on: looks for its answer for a while, instead of falling asleep."""
         if not self._spins:
-            if self._bell is not None:
-                self._bell.asleep(False)
+            self._awake()
             self.loop.call_soon(self._spin)
         self._spins = SPIN
 
@@ -1349,7 +1362,14 @@ class Gate:
             self.loop.call_soon(self._spin)
             return
         self._spins = 0
+        self._rest()
+
+    def _awake(self) -> None:
         if self._bell is not None:
+            self._bell.asleep(False)
+
+    def _rest(self) -> None:
+        if self._bell is not None and not self._spins:
             self._bell.asleep(True)
             self._look()  # what was answered before it was known that it has to be rung for
 
@@ -1463,7 +1483,7 @@ class Gate:
 
     def _look_at_board(self) -> None:
         board = self._board
-        self._flags = STOPPING * board.stopping | HOLD * board.hold | QUIT * board.quit
+        self.flags = STOPPING * board.stopping | HOLD * board.hold | QUIT * board.quit
         self._counts = board.counts.sum(axis=0).tolist()
 
 

@@ -224,13 +224,15 @@ class Host:
             if row[ORDERS] != self.obeyed:
                 self._obey()
             worked = False
-            began = time.perf_counter()
+            turn = began = time.perf_counter()
             if not board.hold:
                 for index, worker in self.workers:
                     row[DOING], row[SINCE] = index, time.monotonic_ns()
-                    worked |= worker.step()
+                    did = worker.step()
                     ended = time.perf_counter()
-                    self.busy[index] += ended - began
+                    if did:
+                        self.busy[index] += ended - began
+                        worked = True
                     began = ended
             row[DOING], row[SINCE] = SERVING, time.monotonic_ns()
             for host in self.hosts:
@@ -247,10 +249,9 @@ class Host:
                 os.sched_yield()
             elif idle:
                 row[DOING] = WAITING
-                began = time.perf_counter()
                 self._rest(rung)
-                if not board.hold:
-                    self.waited += time.perf_counter() - began
+            if idle and not board.hold:
+                self.waited += time.perf_counter() - turn
         for thing in (*self.objects.values(), self.link, self.gate):
             if hasattr(thing, "close"):
                 thing.close()
