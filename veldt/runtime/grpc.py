@@ -73,13 +73,13 @@ LOOK_S = 0.05  # at all rings, though no bell rang
 ACK_S = 0.02  # an acknowledgement waits so long for a message that it can go with
 TOLD_S = 0.1  # between two reports of counts
 STATUS_S = 0.25  # between two reports of the run's counts
-QUICK_S = 60e-6  # answers that take no longer than this are waited for on the spot,
-HELD_S = 80e-6  # for so long
 SPIN = 12  # looks for an answer before the gate sleeps: to be woken takes longer than most answers
 TOKEN_BYTES = 16  # at least
 UNIX_BYTES = 107  # of a socket's path
 RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed
 INCARNATION, BASE = 2, 3
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # who fails to get in does not fill the terminal
 
 log = logging.getLogger("veldt")
 
@@ -313,7 +313,7 @@ class LinkCounters:
         self.counted = dict.fromkeys(NAMES, 0)  # what of mine the run's counts have
 
     def add(self, name: str, n: int) -> None:
-        self.mine[name] += n
+        self.mine[name] += int(n)  # one of numpy cannot be told
 
     def get(self, name: str) -> int:
         return self.run[name] + self.mine[name] - self.counted[name]
@@ -357,6 +357,7 @@ class Link:
         seat: str = "",
         compress: bool = False,
         patience: float = 60.0,
+        silent: float = SILENT_S,
     ) -> None:
         check_address(address)
         if not is_unix(address):
@@ -367,7 +368,7 @@ class Link:
                 raise UserError(f"{address} is another host, where a token needs TLS; give the run's certificate.")
         if compress:
             wire.check_compression()
-        self.address, self.seat, self.compress, self.patience = address, seat, compress, patience
+        self.address, self.seat, self.compress, self.patience, self.silent = address, seat, compress, patience, silent
         self._token, self._ca = token, ca
         self.session = secrets.token_hex(16)
         self.incarnation = 0
@@ -473,6 +474,8 @@ class Link:
         if self._loop.is_closed():
             return
         self._closing, until = True, time.monotonic() + 1.0
+        if self._timer is not None:
+            self._timer.cancel()
         while self._up and self._bye < 2 and time.monotonic() < until:
             self._bye = self._bye or int(self.settled or time.monotonic() > until - 0.5)
             self.wake()
@@ -517,12 +520,12 @@ class Link:
             self._heard = self._opened = now
         self._stepped = now
         if self._up:
-            if now - self._heard > SILENT_S:
+            if now - self._heard > self.silent:
                 self._drop("it fell silent")
             elif self._wake is not None and self._due(now):
                 self.wake()
             return
-        if now - self._opened > (GREET_S if self._welcome is None else SILENT_S):
+        if now - self._opened > (GREET_S if self._welcome is None else self.silent):
             self._drop("it does not answer")
         if self._error is None and not self._closing and now - self._lost > self.patience:
             self._error = LinkLost(f"The run at {self.address} cannot be reached for {self.patience:.0f} s: {self._why}.")
@@ -707,6 +710,10 @@ class Link:
                 await self._wake
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # who reads learns it too
+        except Exception as error:
+            self._error, self._bye = self._error or error, 2
+            if self._waiting:
+                self._loop.stop()
         finally:
             self._wake = None
 
@@ -886,8 +893,6 @@ class _Lane:
         self.acked = port.there.written
         self.tail = 0 if port.back is None else read_so_far(port.back)  # answers that the actor has
         self.sent = self.tail  # answers, over this stream
-        self.asked = 0.0  # when the first question was handed on that was not answered; 0: none
-        self.took = 1.0  # seconds to an answer, of late
 
     def take(self, came: Frame) -> bool:
         """A message, and whether it was new; one that the ring has already is acknowledged again."""
@@ -901,7 +906,6 @@ class _Lane:
         tree = self.formats.unpack(came)
         if self.pending or not port.there.put(tree):
             self.pending.append(tree)
-        self.asked = self.asked or time.perf_counter()
         return True
 
     def push(self) -> bool:
@@ -929,15 +933,7 @@ class _Lane:
         """Whether there is an answer to send."""
         return self.port.back is not None and self.port.back.written > self.sent
 
-    @property
-    def quick(self) -> bool:
-        """Whether answers have come so soon that to wait for the next on the spot holds up nobody."""
-        return self.took < QUICK_S
-
     def answer(self) -> bytes:
-        if self.asked:
-            took, self.asked = time.perf_counter() - self.asked, 0.0
-            self.took += (took - self.took) / 8
         back = self.port.back
         assert back is not None
         tree = back.peek(self.sent - self.tail)
@@ -984,7 +980,6 @@ class _Stream:
         self.sending: list[_Sending] = []
         self.opened = self.heard = self.spoke = self.status_at = time.monotonic()
         self.writing = 0.0  # since when; 0: not
-        self.soon: _Lane | None = None  # where an answer is about to come, for which the writer waits
         self.status = b""  # the last that was sent
         self.first: bytes | None = None  # WELCOME
         self.over = False  # END is to be said
@@ -999,11 +994,6 @@ class _Stream:
     def wake(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is being written, nor about to be."""
-        return self._wake is not None and not self._wake.done()
 
     async def live(self) -> None:
         reader, writer = (self.gate.loop.create_task(part) for part in (self._read(), self._write()))
@@ -1050,11 +1040,7 @@ class _Stream:
             new = kind == DATA and lane.take(came)
             lane.received(came.ack)
             if new and lane.port.back is not None:
-                if lane.quick and self.idle:
-                    self.soon = lane
-                    self.wake()
-                else:
-                    self.gate.spin()
+                self.gate.spin()
             elif lane.owes(half=True):
                 self.wake()
         elif kind == WANT:
@@ -1101,9 +1087,6 @@ class _Stream:
         gate = self.gate
         try:
             while True:
-                if self.soon is not None:
-                    lane, self.soon = self.soon, None
-                    gate.await_answer(lane)
                 while (data := self._next()) is not None and not self.end.done():
                     await self._send(data)
                 if self.over:
@@ -1161,7 +1144,7 @@ class _Stream:
     def tick(self, now: float) -> None:
         """What is due by the clock."""
         if self.seat is None:
-            if now - self.opened > GREET_S:
+            if now - self.opened > self.gate.greet_s:
                 self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         elif now - self.heard > self.gate.silent or (self.writing and now - self.writing > self.gate.silent):
             self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor fell silent")
@@ -1185,10 +1168,11 @@ class Gate:
         token: str = "",
         leave: float = LEAVE_S,
         silent: float = SILENT_S,
+        greet: float = GREET_S,
     ) -> None:
         for door in doors:
             door.check(token)
-        self.seats, self.doors, self.leave, self.silent = list(seats), list(doors), leave, silent
+        self.seats, self.doors, self.leave, self.silent, self.greet_s = list(seats), list(doors), leave, silent, greet
         self._token, self._board, self._bell = token, board, bell
         self._streams: dict[str, _Stream] = {}  # seat -> its stream
         self._open: set[_Stream] = set()  # those without a seat too
@@ -1210,7 +1194,7 @@ class Gate:
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.max_receive_message_length", max(64 << 10, wire.JSON_BYTES, largest) + wire.HEADER.size),
             ("grpc.max_send_message_length", wire.MOST_BYTES),
-            ("grpc.server_handshake_timeout_ms", int(1000 * GREET_S)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * greet)),
             ("grpc.max_connection_idle_ms", 30_000),  # without a stream
             ("grpc.max_concurrent_streams", 2),
             ("grpc.max_allowed_incoming_connections", 4 * len(self.seats) + 256),
@@ -1337,22 +1321,11 @@ class Gate:
     def status(self, seat: Seat) -> bytes:
         return STATUS.pack(self.flags, *self._counts, *seat.counted())
 
-    def await_answer(self, lane: _Lane) -> None:
-        """A question was handed on whose answer comes very soon: waits for it, and for nothing else."""
-        if not self._spins:
-            self._awake()
-            self.loop.call_soon(self._rest)
-        until = time.perf_counter() + HELD_S
-        while not lane.answered:
-            if time.perf_counter() > until:
-                self.spin()
-                return
-            os.sched_yield()
-
     def spin(self) -> None:
         """A question was handed on: looks for its answer for a while, instead of falling asleep."""
         if not self._spins:
-            self._awake()
+            if self._bell is not None:
+                self._bell.asleep(False)
             self.loop.call_soon(self._spin)
         self._spins = SPIN
 
@@ -1362,14 +1335,7 @@ class Gate:
             self.loop.call_soon(self._spin)
             return
         self._spins = 0
-        self._rest()
-
-    def _awake(self) -> None:
         if self._bell is not None:
-            self._bell.asleep(False)
-
-    def _rest(self) -> None:
-        if self._bell is not None and not self._spins:
             self._bell.asleep(True)
             self._look()  # what was answered before it was known that it has to be rung for
 
