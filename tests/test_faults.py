@@ -36,6 +36,8 @@ from veldt.runtime.local import Local
 
 HERE = Path(__file__).parent
 RECIPES = ["apex-dqn", "impala", "seed-vtrace"]  # a store that is sampled, a queue, and central inference
+# Where central inference makes little difference it is only in the long suite.
+FEW = ["apex-dqn", "impala", pytest.param("seed-vtrace", marks=pytest.mark.long)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -193,7 +195,7 @@ def test_a_process_killed_while_it_is_built_and_several_at_once(recipe: str, cap
     assert "actor/0 ended (killed by SIGKILL, perhaps for want of memory); started again" in caplog.text
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", FEW)
 @pytest.mark.parametrize("kills", lives(2, 10))
 def test_a_killed_learner_goes_on_from_the_last_snapshot(kills: int, recipe: str, caplog: pytest.LogCaptureFixture) -> None:
     keeps_all = {"store.capacity": "400_000", "store.samples_per_insert": 4.0} if recipe == "apex-dqn" else {}
@@ -260,7 +262,7 @@ def test_a_queue_whose_checkpoint_lacks_blocks_is_resumed(tmp_path: Path) -> Non
     assert Run(path).metrics[-1]["env_steps"] >= int(more)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", FEW)
 def test_a_state_is_loaded_though_processes_die_meanwhile(recipe: str) -> None:
     saved: dict[str, Any] = {}
     changes = {"store.samples_per_insert": 4.0} if recipe == "apex-dqn" else {}

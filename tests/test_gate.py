@@ -92,7 +92,7 @@ def counting_program(actors: int, groups: int, n: int) -> tuple[Program, Any]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
-@pytest.mark.parametrize("kills", lives(8, 100))
+@pytest.mark.parametrize("kills", lives(5, 100))
 def test_every_action_reaches_the_environment_that_asked(
     kills: int, transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,7 +133,7 @@ def over_grpc(config: Any) -> Local:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kills", lives(6, 60))
+@pytest.mark.parametrize("kills", lives(4, 60))
 def test_kills_over_grpc_corrupt_nothing(kills: int, recipe: str) -> None:
     """F1 and a server that is restarted: actors, the gate and what is behind it are killed in turn."""
     config = config_of(recipe=recipe, actors=3, transport="grpc")

@@ -48,7 +48,11 @@ def newest(path: Path) -> int:
     return max((int(p.name) for p in (path / "checkpoints").glob("[0-9]*")), default=0)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+SHORT = ("dqn", "impala", "seed-vtrace")  # the others only in the long suite
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name not in SHORT]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *LONG])
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kills: int, name: str) -> None:
     recipe = name.split(",")[0]

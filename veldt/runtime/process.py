@@ -215,7 +215,8 @@ class Host:
 
     def live(self) -> None:
         row, bell, board = self.row, self.bell, self.board
-        spin = SPIN if self.link is None and any(seam == "policy" for *_, seam in self._mine()) else 0
+        # Where questions come through a gate, it and its threads need the core more.
+        spin = SPIN if not self.plan.seats and any(seam == "policy" for *_, seam in self._mine()) else 0
         idle = 0
         told = 0.0
         gc.freeze()
