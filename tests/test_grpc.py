@@ -596,6 +596,15 @@ def test_a_free_seat_is_given_and_kept_for_an_actor_that_fell_away(make: Callabl
     assert time.monotonic() - began > 0.5
 
 
+def test_a_seat_is_free_as_soon_as_its_actor_has_left(make: Callable[..., World]) -> None:
+    """Its goodbye has come, whatever happens to the stream after it: nobody waits until it is given up."""
+    world = make(owned=False)
+    for life in range(1, 16):
+        link = world.link(seat="", patience=3.0)
+        assert link.connect()["incarnation"] == life
+        link.close()
+
+
 def test_a_named_seat_that_is_not_there_is_refused(make: Callable[..., World]) -> None:
     world = make()
     with pytest.raises(LinkLost, match="'actor/9' is not free"):

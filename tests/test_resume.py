@@ -48,7 +48,7 @@ def newest(path: Path) -> int:
     return max((int(p.name) for p in (path / "checkpoints").glob("[0-9]*")), default=0)
 
 
-SHORT = ("dqn", "impala", "seed-vtrace")  # the others only in the long suite
+SHORT = ("dqn", "seed-vtrace")  # the others only in the long suite
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name not in SHORT]
 
 

@@ -480,6 +480,8 @@ class Link:
             self._bye = self._bye or int(self.settled or time.monotonic() > until - 0.5)
             self.wake()
             self._run(0.01)
+        while self._up and time.monotonic() < until:  # the run ends the stream; ended here, the last words may be lost
+            self._run(0.01)
         if self._main is not None:
             self._main.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -215,8 +215,9 @@ class Host:
 
     def live(self) -> None:
         row, bell, board = self.row, self.bell, self.board
-        # Where questions come through a gate, it and its threads need the core more.
-        spin = SPIN if not self.plan.seats and any(seam == "policy" for *_, seam in self._mine()) else 0
+        # Where questions come through a gate, it and the actors' threads need the cores more, if there are not enough.
+        crowded = len(self.plan.seats) >= len(os.sched_getaffinity(0))
+        spin = SPIN if not crowded and any(seam == "policy" for *_, seam in self._mine()) else 0
         idle = 0
         told = 0.0
         gc.freeze()
