@@ -217,7 +217,8 @@ class Host:
         row, bell, board = self.row, self.bell, self.board
         # Where questions come through a gate, it and the actors' threads need the cores more, if there are not enough.
         crowded = len(self.plan.seats) >= len(os.sched_getaffinity(0))
-        spin = SPIN if not crowded and any(seam == "policy" for *_, seam in self._mine()) else 0
+        calls = self.link is None and any(seam == "policy" for *_, seam in self._mine())
+        spin = SPIN if calls and not crowded else 0
         idle = 0
         told = 0.0
         gc.freeze()
