@@ -124,6 +124,21 @@ def test_every_action_reaches_the_environment_that_asked(
     assert "misrouted" not in caplog.text
 
 
+def test_a_service_that_did_its_work_may_be_killed_any_number_of_times() -> None:
+    """It counts no steps of its own; those of its actors show that it was well between two kills."""
+    program, _ = counting_program(1, 2, 2)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        for _ in range(7):
+            goal = steps_of(nodes, "actor/0") + 150
+            yield from wait(lambda: steps_of(nodes, "actor/0") > goal, 20, "it steps")  # noqa: B023
+            life = child(nodes, "inference").incarnation
+            chaos.kill(nodes, "inference")
+            yield from wait(lambda: child(nodes, "inference").incarnation > life, 5, "its end is seen")  # noqa: B023
+
+    play(Local(), program, scenario)
+
+
 # Whole runs.
 
 

@@ -455,8 +455,8 @@ class Supervisor:
         return child.ready and (self._work(child) - child.work >= HEALTHY or time.monotonic() - child.began > long)
 
     def _work(self, child: Child) -> int:
-        if child.name == GATE:  # what it works for is done by others
-            return int(self.board.counts.sum())
+        if not any(hasattr(_kind(self.plan.nodes[name]), "step") for name in self.plan.processes[child.name]):
+            return int(self.board.counts.sum())  # a service counts nothing: what it works for is done by others
         return int(self.board.counts[self.plan.row(child.name)].sum())
 
     def _replace_zygote(self, light: bool, error: Exception) -> None:
