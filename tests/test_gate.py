@@ -38,6 +38,7 @@ from veldt.runtime.remote import policy_messages
 
 HERE = Path(__file__).parent
 RECIPES = ["apex-dqn", "seed-vtrace"]
+FEW = [pytest.param("apex-dqn", marks=pytest.mark.long), "seed-vtrace"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -147,7 +148,7 @@ def over_grpc(config: Any) -> Local:
         return Local(gate=make_gate(config, envs.spec))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", FEW)
 @pytest.mark.parametrize("kills", lives(4, 60))
 def test_kills_over_grpc_corrupt_nothing(kills: int, recipe: str) -> None:
     """F1 and a server that is restarted: actors, the gate and what is behind it are killed in turn."""
@@ -219,7 +220,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> str:
 TOKEN = "0123456789abcdef" * 4
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", FEW)
 def test_actors_join_die_and_join_again(recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One is killed with SIGKILL, another takes its place, a third leaves when it is told to; none of it is corrupt."""
     config = config_of(recipe=recipe, actors=1, **{"gate.listen": "127.0.0.1:0", "gate.seats": 2})
