@@ -1,12 +1,26 @@
-"""How hypothesis runs here: the same examples each time; with VELDT_EXAMPLES=n, n times as many and new ones."""
+"""How hypothesis runs here: the same examples each time; with VELDT_EXAMPLES=n, n times as many and new ones. And what
+several files of tests need."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from veldt.runtime.shm import make_memory
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("same", derandomize=True, database=None, print_blob=True, suppress_health_check=SLOW)
 settings.register_profile("new", print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("new" if "VELDT_EXAMPLES" in os.environ else "same")
+
+
+@pytest.fixture
+def fds() -> Iterator[list[int]]:
+    """Of shared memory that has no size yet."""
+    out = [make_memory("veldt test") for _ in range(6)]
+    yield out
+    for fd in out:
+        os.close(fd)

@@ -220,13 +220,18 @@ def listening(caplog: pytest.LogCaptureFixture) -> str:
 TOKEN = "0123456789abcdef" * 4
 
 
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    return path
+
+
 @pytest.mark.parametrize("recipe", FEW)
-def test_actors_join_die_and_join_again(recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_actors_join_die_and_join_again(recipe: str, token: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One is killed with SIGKILL, another takes its place, a third leaves when it is told to; none of it is corrupt."""
     config = config_of(recipe=recipe, actors=1, **{"gate.listen": "127.0.0.1:0", "gate.seats": 2})
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
     with contextlib.closing(config.envs()) as envs:
         gate = make_gate(config, envs.spec, TOKEN)
     stack = contextlib.ExitStack()
@@ -255,27 +260,17 @@ def test_actors_join_die_and_join_again(recipe: str, tmp_path: Path, caplog: pyt
         yield from wait(verdict.more(200), 20, "all is well still")
         if recipe == "apex-dqn":
             chaos.check_blocks(nodes.snapshot())
-        stack.callback(lambda: third.wait(10))
-        stack.callback(lambda: third.poll())
-        nodes.third = third
+        last.append(third)
 
+    last: list[subprocess.Popen[str]] = []
     with stack:
-        nodes_third: list[Any] = []
-
-        def keeping(nodes: Any) -> Iterator[None]:
-            yield from scenario(nodes)
-            nodes_third.append(nodes.third)
-
-        play(Local(gate=gate), program_of(config, Checker, 8 if recipe == "seed-vtrace" else 64), keeping, 120)
-        output, _ = nodes_third[0].communicate(timeout=15)
-        assert nodes_third[0].returncode == 0 and "The run has ended." in output, output
+        play(Local(gate=gate), program_of(config, Checker, 8 if recipe == "seed-vtrace" else 64), scenario, 120)
+        output, _ = last[0].communicate(timeout=15)
+        assert last[0].returncode == 0 and "The run has ended." in output, output
 
 
-def test_an_actor_that_joins_needs_no_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_actor_that_joins_needs_no_torch(token: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(recipe="seed-vtrace", actors=1, **{"gate.listen": "127.0.0.1:0"})
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
     with contextlib.closing(config.envs()) as envs:
         gate = make_gate(config, envs.spec, TOKEN)
 
@@ -321,12 +316,9 @@ def test_the_token_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> N
     assert Run(tmp_path / "run").metrics[-1]["env_steps"] >= 800
 
 
-def test_code_is_imported_only_with_permission(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = dataclasses.replace(config_of(recipe="seed-vtrace", actors=1, **{"gate.listen": "127.0.0.1:0"}))
+def test_code_is_imported_only_with_permission(token: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(recipe="seed-vtrace", actors=1, **{"gate.listen": "127.0.0.1:0"})
     config = dataclasses.replace(config, env="veldt.envs.small:Counter")
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
     with contextlib.closing(config.envs()) as envs:
         gate = make_gate(config, envs.spec, TOKEN)
 
@@ -352,10 +344,7 @@ def test_code_is_imported_only_with_permission(tmp_path: Path, caplog: pytest.Lo
         ((), 2, "--connect"),
     ],
 )
-def test_an_actor_that_cannot_join_says_why(flags: tuple[str, ...], code: int, words: str, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
+def test_an_actor_that_cannot_join_says_why(flags: tuple[str, ...], code: int, words: str, token: Path) -> None:
     with joined(*(str(token) if word == "TOKEN" else word for word in flags)) as actor:
         output, _ = actor.communicate(timeout=30)
     assert actor.returncode == code and words in output and "Traceback" not in output, output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from veldt.policy import LocalPolicy
 from veldt.recorder import Recorder
 from veldt.run import make_program
 from veldt.runtime import Inline
-from veldt.runtime.shm import make_memory
 from veldt.step import EnvSpec
 from veldt.tree import Array, Tree, spec
 
@@ -242,16 +240,6 @@ def test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting(clock: Clock) 
 
 
 # Behind rings: the host of a policy that answers many at once.
-
-
-@pytest.fixture
-def fds() -> Iterator[list[int]]:
-    import os
-
-    out = [make_memory("veldt test") for _ in range(6)]
-    yield out
-    for fd in out:
-        os.close(fd)
 
 
 class Patient(Sums):

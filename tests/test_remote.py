@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,6 @@ from veldt.tree import Tree, spec
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
 SCHEMA = Schema(COLUMNS, Window(history=2, length=2, lookahead=1, stride=2), 8, {"h": spec((3,), np.float32)})
 S = SCHEMA.starts
-
-
-@pytest.fixture
-def fds() -> Iterator[list[int]]:
-    out = [make_memory("veldt test") for _ in range(6)]
-    yield out
-    for fd in out:
-        os.close(fd)
 
 
 def block(sequence: int, actor: int = 0, schema: Schema = SCHEMA) -> Block:

@@ -559,7 +559,7 @@ def echo(question: int, answer: int, seconds: float) -> tuple[float, float]:
             return p50, p99
         finally:
             server.kill()
-            server.wait()
+            server.wait(10)
 
 
 # Prices.

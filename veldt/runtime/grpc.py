@@ -182,9 +182,6 @@ class LinkOutbox:
         link.wake()
         return True
 
-    def last(self) -> None:
-        """What an earlier life of the actor has put last is not known here."""
-
     def next(self) -> bytes | None:
         if self._sent == len(self._kept):
             return None
