@@ -495,7 +495,8 @@ def test_an_actor_that_leaves_has_brought_all_it_put(make: Callable[..., World])
 
 
 def block_frame(n: int, number: int | None = None) -> bytes:
-    return frame(wire.DATA, *block(n).values(), number=n if number is None else number)
+    fill = bytes(BLOCK.nbytes - sum(x.nbytes for x in block(n).values()))
+    return frame(wire.DATA, *block(n).values(), fill, number=n if number is None else number)
 
 
 def test_a_message_that_comes_again_is_dropped_and_a_gap_is_refused(make: Callable[..., World]) -> None:

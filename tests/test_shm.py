@@ -97,6 +97,20 @@ MESSAGES = [
 ]
 
 
+def laid_out(format_: shm.Format, message: Tree) -> bytes:
+    """The bytes of a message, as a format says that they lie."""
+    data = bytearray(format_.nbytes)
+    for (name, *_), at in zip(format_.columns, format_.offsets, strict=True):
+        raw = message[name].tobytes()
+        data[at : at + len(raw)] = raw
+    return bytes(data)
+
+
+def views(format_: shm.Format, data: memoryview) -> Tree:
+    parts = zip(format_.columns, format_.offsets, strict=True)
+    return {name: np.ndarray(shape, dtype, data, at) for (name, dtype, shape), at in parts}
+
+
 class RingMachine(RuleBasedStateMachine):
     """Both ends begin new lives at any time; the model is a list of the messages that were put and not popped."""
 
@@ -119,13 +133,14 @@ class RingMachine(RuleBasedStateMachine):
     def new_reader(self) -> None:
         self.reader = Reader(self.fd)
 
-    @rule(kind=st.integers(0, len(MESSAGES) - 1), value=st.integers(0, 100))
-    def put(self, kind: int, value: int) -> None:
+    @rule(kind=st.integers(0, len(MESSAGES) - 1), value=st.integers(0, 100), raw=st.booleans())
+    def put(self, kind: int, value: int, raw: bool) -> None:
         message = {name: np.full_like(x, value) for name, x in MESSAGES[kind].items()}
-        size = shm.Format.of(message).nbytes
+        size = -(-shm.Format.of(message).nbytes // 64) * 64  # slots begin on cache lines
         larger = self.slots is None or size > self.largest
         full = self.slots is not None and len(self.model) >= self.slots
-        took = self.writer.put(message)
+        format_ = shm.Format.of(message)
+        took = self.writer.put_bytes(format_, laid_out(format_, message)) if raw else self.writer.put(message)
         assert took == (not full and not (larger and self.model)), "refused when full, or when it needs larger slots"
         if took:
             self.model.append(message)
@@ -140,6 +155,9 @@ class RingMachine(RuleBasedStateMachine):
         assert (found is None) == (not self.model)
         if found is not None:
             assert equal(found, self.model[0])
+            format_, data = self.reader.peek_bytes() or (None, memoryview(b""))
+            assert format_ is not None and len(data) == format_.nbytes
+            assert equal(views(format_, data), self.model[0])
             assert not any(x.flags.writeable for x in found.values())
 
     @rule()

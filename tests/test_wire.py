@@ -94,7 +94,7 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
 @given(st.binary(max_size=2000), st.integers(0, 3), st.integers(0, 255))
 def test_a_payload_with_the_right_checksum_is_still_checked(noise: bytes, flags: int, format_: int) -> None:
     """Whoever sends it may compute checksums too."""
-    assume(len(noise) != Columns(BLOCK).nbytes)
+    assume(len(noise) != BLOCK.nbytes)
     head = HEAD.pack(DATA, 0, format_, flags, 0, 0)
     data = struct.pack("<I", zlib.crc32(head + noise)) + head + noise
     with pytest.raises(Refused):
@@ -126,7 +126,7 @@ def test_booleans_that_are_none_are_refused() -> None:
 def test_a_compressed_message_that_is_larger_or_smaller_than_its_format_is_refused() -> None:
     block = pytest.importorskip("lz4.block")
     formats = Formats([BLOCK])
-    size = Columns(BLOCK).nbytes
+    size = BLOCK.nbytes
     for nbytes in (0, 1, size - 1, size + 1, 1 << 24):
         payload = block.compress(bytes(nbytes), store_size=False)
         with pytest.raises(Refused):

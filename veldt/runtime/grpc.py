@@ -39,7 +39,7 @@ from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.runtime import wire
 from veldt.runtime.board import COUNTS, Board
-from veldt.runtime.shm import Format, Memory, Reader, Writer
+from veldt.runtime.shm import Bytes, Format, Memory, Reader, Writer
 from veldt.runtime.wire import (
     ACK,
     BEAT,
@@ -888,7 +888,7 @@ class _Lane:
     def __init__(self, port: Port, channel: int) -> None:
         self.port, self.channel = port, channel
         self.formats, self.answers = Formats(port.formats, port.finite), Formats(port.answers)
-        self.pending: deque[Tree] = deque()  # what the ring had no room for
+        self.pending: deque[tuple[Format, Bytes]] = deque()  # what the ring had no room for
         self.acked = port.there.written
         self.tail = 0 if port.back is None else read_so_far(port.back)  # answers that the actor has
         self.sent = self.tail  # answers, over this stream
@@ -902,15 +902,15 @@ class _Lane:
             return False
         if came.number > expected or len(self.pending) >= port.window:
             raise Refused("a message is missing" if came.number > expected else "more messages than the window allows")
-        tree = self.formats.unpack(came)
-        if self.pending or not port.there.put(tree):
-            self.pending.append(tree)
+        message = self.formats.check(came)
+        if self.pending or not port.there.put_bytes(*message):
+            self.pending.append(message)
         return True
 
     def push(self) -> bool:
         """Brings what waited into the ring; whether some of it went."""
         went = False
-        while self.pending and self.port.there.put(self.pending[0]):
+        while self.pending and self.port.there.put_bytes(*self.pending[0]):
             self.pending.popleft()
             went = True
         return went
@@ -935,12 +935,12 @@ class _Lane:
     def answer(self) -> bytes:
         back = self.port.back
         assert back is not None
-        tree = back.peek(self.sent - self.tail)
-        assert tree is not None, (self.sent, self.tail)
-        format_, _, parts = self.answers.pack(tree)
+        found = back.peek_bytes(self.sent - self.tail)
+        assert found is not None, (self.sent, self.tail)
+        format_, payload = self.answers.number(found[0]), found[1]
         written = self.acked = self.port.there.written
         self.sent += 1
-        return frame(DATA, *parts, channel=self.channel, format_=format_, number=self.sent - 1, ack=written)
+        return frame(DATA, payload, channel=self.channel, format_=format_, number=self.sent - 1, ack=written)
 
     def owes(self, half: bool) -> bool:
         """Whether an acknowledgement is owed; with `half`: for so many that it should not wait."""

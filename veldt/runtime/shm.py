@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import math
 import mmap
 import os
 import platform
@@ -34,8 +35,12 @@ from veldt.tree import Array, Tree, read_only
 PAGE = mmap.PAGESIZE
 CHECKED = platform.machine() not in ("x86_64", "AMD64") or os.environ.get("VELDT_DEBUG", "") not in ("", "0")
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # the number of the system call
-ALIGN = 64
+ALIGN = 8  # bytes, of arrays; slots begin on cache lines
+LINE = 64
 LARGE = 64 << 20  # bytes; asking for more than there is may end in the kernel's out-of-memory killer
+
+
+Bytes = bytes | memoryview
 
 
 class Torn(RuntimeError):
@@ -155,7 +160,7 @@ class Format:
         at = 0
         for _, dtype, shape in columns:
             self.offsets.append(at)
-            nbytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+            nbytes = np.dtype(dtype).itemsize * math.prod(shape)
             at += -(-nbytes // ALIGN) * ALIGN
         self.nbytes = at
 
@@ -264,20 +269,32 @@ class Writer(Ring):
 
     def put(self, tree: Tree) -> bool:
         """False: all slots hold messages that were not read; keep it and try again."""
-        if self._memory is None and self._map() is None:
-            self._lay_out(Format.of(tree).nbytes)
+        key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = self._number(Format.of(tree))
+        return self._put(number, tree)
+
+    def put_bytes(self, format_: Format, data: Bytes) -> bool:
+        """As `put`, with the bytes of all arrays as they are to lie in the slot."""
+        number = self._known.get(format_)
+        if number is None:
+            number = self._known[format_] = self._number(format_)
+        assert len(data) == format_.nbytes, (len(data), format_.columns)
+        return self._put(number, data)
+
+    def _put(self, number: int, message: Tree | Bytes) -> bool:
         words = self._words
         head = words[HEAD]
         if head - words[TAIL] >= self.slots:
             return False
-        number = self._format(tree)
         if self._formats[number].nbytes > self.slot_bytes:
             if head != words[TAIL]:
                 return False
             self._lay_out(self._formats[number].nbytes)
         slot = head % self.slots
         self._reserve(slot)
-        self._write(slot, number, tree)
+        self._write(slot, number, message)
         self._commit(slot, head)
         self._publish(head)
         self._owed = True
@@ -303,11 +320,16 @@ class Writer(Ring):
     def _reserve(self, slot: int) -> None:
         self._headers[slot][COMMIT] = 0
 
-    def _write(self, slot: int, number: int, tree: Tree) -> None:
-        views = self._slot_views(slot, number)
-        for name, x in tree.items():
-            views[name][...] = x
+    def _write(self, slot: int, number: int, message: Tree | Bytes) -> None:
         header, nbytes = self._headers[slot], self._formats[number].nbytes
+        if isinstance(message, dict):
+            views = self._slot_views(slot, number)
+            for name, x in message.items():
+                views[name][...] = x
+        else:
+            assert self._memory is not None
+            at = self._at[slot] + SLOT_HEADER
+            self._memory.map[at : at + nbytes] = message
         header[FORMAT], header[LENGTH] = number, nbytes
         header[CHECKSUM] = self._checksum(slot, nbytes) if CHECKED else -1
 
@@ -318,7 +340,8 @@ class Writer(Ring):
         self._words[HEAD] = head + 1
 
     def _lay_out(self, nbytes: int) -> None:
-        """Gives the ring, which must be empty, slots of this size."""
+        """Gives the ring, which must be empty, slots of at least this size."""
+        nbytes = -(-nbytes // LINE) * LINE
         size = SLOT_HEADER + nbytes
         slots = max(2, min(self.most, self.budget // size))
         memory = Memory(self.fd, _ring_bytes(slots, nbytes))
@@ -327,15 +350,12 @@ class Writer(Ring):
         self._map()
         self._formats = formats
 
-    def _format(self, tree: Tree) -> int:
-        key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
-        number = self._known.get(key)
-        return self._new_format(tree, key) if number is None else number
-
-    def _new_format(self, tree: Tree, key: Any) -> int:
+    def _number(self, new: Format) -> int:
+        """Of a format in this ring, which learns it if it is new."""
+        if self._map() is None:
+            self._lay_out(new.nbytes)
         assert self._memory is not None
         self._read_formats()  # those of an earlier life of this writer
-        new = Format.of(tree)
         number = next((i for i, known in enumerate(self._formats) if known.columns == new.columns), None)
         if number is None:
             number, data = len(self._formats), new.dump()
@@ -346,7 +366,6 @@ class Writer(Ring):
             self._memory.map[at + 8 : at + 8 + len(data)] = data
             self._formats.append(new)
             self._words[FORMATS] = number + 1
-        self._known[key] = number
         return number
 
 
@@ -359,6 +378,19 @@ class Reader(Ring):
 
     def peek(self, ahead: int = 0) -> Tree | None:
         """Views of the message so many behind the oldest; None: it has not come."""
+        slot = self._find(ahead)
+        return None if slot is None else self._slot_views(slot, self._headers[slot][FORMAT])
+
+    def peek_bytes(self, ahead: int = 0) -> tuple[Format, memoryview] | None:
+        """As `peek`, with the bytes of all arrays as they lie in the slot."""
+        slot = self._find(ahead)
+        if slot is None:
+            return None
+        assert self._memory is not None
+        format_, at = self._formats[self._headers[slot][FORMAT]], self._at[slot] + SLOT_HEADER
+        return format_, memoryview(self._memory.map)[at : at + format_.nbytes]
+
+    def _find(self, ahead: int) -> int | None:
         if self._memory is None and self._map() is None:
             return None
         words = self._words
@@ -370,7 +402,7 @@ class Reader(Ring):
         slot = number % self.slots
         if not self._sound(slot, number):
             raise Torn(f"message {number} of a stream was never committed, or changed after that")
-        return self._slot_views(slot, self._headers[slot][FORMAT])
+        return slot
 
     def _slot_views(self, slot: int, format_: int) -> Tree:
         if (slot, format_) not in self._views:

@@ -1,7 +1,7 @@
 """Frames: what an actor that shares no memory with the run and the run's gate say to each other.
 
-A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays, back to back in the
-order of its format; formats travel once, from the run to the actor, and no frame describes itself. What is wrong with a
+A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they lie in shared
+memory (`shm.Format`), so that a gate copies them in one piece; formats travel once, from the run to the actor, and no frame describes itself. What is wrong with a
 frame is found before anything of it is kept: its length, its kind, its checksum, booleans that are neither 0 nor 1, floats
 that are not finite. Nothing here is ever unpickled.
 """
@@ -9,6 +9,7 @@ that are not finite. Nothing here is ever unpickled.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ import numpy as np
 
 from veldt.counters import NAMES
 from veldt.errors import UserError
-from veldt.runtime.shm import Format
+from veldt.runtime.shm import ALIGN, Bytes, Format
 from veldt.tree import Array, Tree
 
-PROTOCOL = 1
+PROTOCOL = 2
 HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: all that the checksum covers but the payload
 HEADER = struct.Struct("<IBBBBQQ")  # the checksum first
 HELLO, WELCOME, DATA, ACK, BEAT, WANT, VALUE, TOLD, BYE, END = KINDS = range(1, 11)
@@ -83,39 +84,44 @@ class Columns:
     """How the arrays of one format lie in a payload."""
 
     def __init__(self, format_: Format, finite: bool = True) -> None:
-        self.columns = format_.columns
-        self._names = [name for name, *_ in format_.columns]
+        self.format = format_
+        self._fill: list[tuple[str, bytes]] = []  # what follows each array
         self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
         self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin and end of neighbours: one look for all
-        at = 0
-        for name, code, shape in format_.columns:
+        ends = [*format_.offsets[1:], format_.nbytes]
+        for (name, code, shape), begin, after in zip(format_.columns, format_.offsets, ends, strict=False):
             dtype = np.dtype(code)
-            size = dtype.itemsize
-            for n in shape:
-                size *= n
-            at += size
-            if dtype.kind not in "biuf" or dtype.newbyteorder("<") != dtype or min(shape, default=0) < 0 or at > MOST_BYTES:
+            known = dtype.kind in "biuf" and dtype.itemsize <= ALIGN and dtype.newbyteorder("<") == dtype
+            if not known or min(shape, default=0) < 0 or after > MOST_BYTES:
                 raise Refused(f"{name!r} cannot be sent as {code} {shape}")
-            self._parts.append((name, dtype, shape, at - size))
+            end = begin + dtype.itemsize * math.prod(shape)
+            self._fill.append((name, bytes(after - end)))
+            self._parts.append((name, dtype, shape, begin))
             if dtype.kind == "b" or (dtype.kind == "f" and finite):
-                begin = at - size
-                if self._checks and self._checks[-1][::2] == (dtype, begin):
+                if self._checks and self._checks[-1][0] == dtype and begin - self._checks[-1][2] < ALIGN:
                     begin = self._checks.pop()[1]
-                self._checks.append((dtype, begin, at))
-        self.nbytes = at
+                self._checks.append((dtype, begin, end))
 
     def pack(self, tree: Tree) -> list[Any]:
-        return [x if (x := tree[name]).flags.c_contiguous else np.ascontiguousarray(x) for name in self._names]
+        parts: list[Any] = []
+        for name, fill in self._fill:
+            x = tree[name]
+            parts.append(x if x.flags.c_contiguous else np.ascontiguousarray(x))
+            if fill:
+                parts.append(fill)
+        return parts
 
-    def unpack(self, payload: memoryview | bytes) -> Tree:
-        """Views of the payload, which are read-only."""
-        if len(payload) != self.nbytes:
-            raise Refused(f"a message of {self.nbytes} bytes came with {len(payload)}")
-        tree: Tree = {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at in self._parts}
+    def check(self, payload: Bytes) -> None:
+        if len(payload) != self.format.nbytes:
+            raise Refused(f"a message of {self.format.nbytes} bytes came with {len(payload)}")
         for dtype, begin, end in self._checks:
             if not _is_sound(payload, dtype, begin, end):
-                self._refuse(tree, dtype.kind)
-        return tree
+                self._refuse(self.views(payload), dtype.kind)
+                raise Refused("there is something between the arrays of a message")
+
+    def views(self, payload: Bytes) -> Tree:
+        """Of the payload, read-only."""
+        return {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at in self._parts}
 
     def _refuse(self, tree: Tree, kind: str) -> None:
         for name, x in tree.items():
@@ -125,7 +131,7 @@ class Columns:
                 raise Refused(f"{name!r} has numbers that are not finite")
 
 
-def _is_sound(payload: memoryview | bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
+def _is_sound(payload: Bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
     """Whether all booleans are 0 or 1, or all floats finite."""
     if dtype.kind == "b":
         return not bytes(payload[begin:end]).translate(None, b"\0\1")
@@ -140,7 +146,7 @@ class Formats:
         assert len(formats) < 256, len(formats)
         self._columns = [Columns(format_, finite) for format_ in formats]
         self._known: dict[Any, int] = {}  # what a tree looks like -> its format
-        self.largest = max((c.nbytes for c in self._columns), default=0)
+        self.largest = max((c.format.nbytes for c in self._columns), default=0)
 
     def pack(self, tree: Tree, compress: bool = False) -> tuple[int, int, list[Any]]:
         """(format, flags, payload in parts)"""
@@ -149,26 +155,40 @@ class Formats:
         if number is None:
             number = self._known[key] = self._find(tree)
         parts = self._columns[number].pack(tree)
-        if compress and self._columns[number].nbytes > SMALL:
+        if compress and self._columns[number].format.nbytes > SMALL:
             raw = b"".join(parts)
             small = _lz4().compress(raw, store_size=False)
             if len(small) < len(raw):
                 return number, LZ4, [small]
         return number, 0, parts
 
-    def unpack(self, came: Frame) -> Tree:
+    def check(self, came: Frame) -> tuple[Format, Bytes]:
+        """The format of a message and its bytes, which are sound."""
         if came.format >= len(self._columns):
             raise Refused("a message has no known format")
         columns = self._columns[came.format]
-        payload: Any = came.payload
+        payload: Bytes = came.payload
         if came.flags & LZ4:
-            payload = _decompress(payload, columns.nbytes)
-        return columns.unpack(payload)
+            payload = _decompress(came.payload, columns.format.nbytes)
+        columns.check(payload)
+        return columns.format, payload
+
+    def unpack(self, came: Frame) -> Tree:
+        _, payload = self.check(came)
+        return self._columns[came.format].views(payload)
+
+    def number(self, format_: Format) -> int:
+        """Which of these formats it is."""
+        found = self._known.get(format_)
+        if found is None:
+            found = [c.format.columns for c in self._columns].index(format_.columns)
+            self._known[format_] = found
+        return found
 
     def _find(self, tree: Tree) -> int:
         """The format of a tree, whose columns may stand in any order."""
         found = {name: (x.dtype.str, x.shape) for name, x in tree.items()}
-        wanted = [{name: (dtype, shape) for name, dtype, shape in c.columns} for c in self._columns]
+        wanted = [{name: (dtype, shape) for name, dtype, shape in c.format.columns} for c in self._columns]
         if found in wanted:
             return wanted.index(found)
         if not wanted:
