@@ -17,6 +17,8 @@ COMMANDS = {
     "resume": "go on with a run: veldt resume runs/my-run",
     "actor": "act for a run on another machine: veldt actor --connect HOST:PORT --token-file FILE",
     "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
+    "record": "let an expert play: veldt record --policy module:callable --env ID --episodes 20 -o demos/mine",
+    "demos": "describe what was recorded: veldt demos demos/mine",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
     "top": "watch a run: veldt top runs/my-run",
     "sweep": "run an experiment of many runs: veldt sweep FILE.yaml",
@@ -84,7 +86,7 @@ def _wants_processes(argv: list[str]) -> bool:
             return "\nruntime: local\n" in (Path(argv[1]) / "config.yaml").read_text()
         except (OSError, IndexError, UnicodeDecodeError):
             return False
-    return argv[0] == "train" and argv[1:2] in (["apex-dqn"], ["apex-dpg"], ["impala"], ["seed-vtrace"])
+    return argv[0] == "train" and "".join(argv[1:2]) not in ("", "dqn") and not argv[1].startswith("-")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ import tyro
 
 from veldt.algorithms.dqn import DQN
 from veldt.block import Schema
+from veldt.demos import Demos, blocks
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.learner import LearnerConfig
 from veldt.limiters import Limiter, MinSize, Queue, SamplesPerInsert
 from veldt.memory import Size, plan_size
+from veldt.mixture import Mixture
 from veldt.policy import Explore
 from veldt.seeds import derive
 from veldt.selectors import Fifo, Prioritized, Selector, Uniform
@@ -275,6 +277,10 @@ class Config:
     """Who computes actions: each actor for itself, or one process for all, in batches (SEED RL)."""
     transport: Literal["shm", "grpc"] = "shm"
     """Local: how the run's own actors talk to the rest: over shared memory, or over gRPC on a Unix socket."""
+    demos: str = ""
+    """Directory of demonstrations (`veldt record`) that are drawn beside the run's own experience; empty: none."""
+    demo_ratio: float = 0.25
+    """Probability that an item of a batch is drawn from them."""
     device: str = "cpu"
     """Where the learner's tensors live: cpu or cuda."""
     threads: int = 1
@@ -353,6 +359,14 @@ class Config:
                 "of them more environments with --envs-per-actor."
             )
 
+        if self.actor.block % self.algorithm.window.stride:
+            raise UserError(
+                f"actor.block ({self.actor.block}) must be a multiple of algorithm.stride ({self.algorithm.window.stride})."
+            )
+        check_probability("demo_ratio", self.demo_ratio)
+        if self.demos and self.store.selector == "fifo":
+            raise UserError(f"{self.recipe} learns each step once, from a queue: it cannot learn from demonstrations.")
+
     def _check_selector(self) -> None:
         store, unrolls = self.store, self.topology == "impala"
         if store.selector == "fifo" and not unrolls:
@@ -396,6 +410,22 @@ class Config:
             )
         return size
 
+    def demos_size(self, schema: Schema) -> Size:
+        """Of the store of demonstrations: every episode begins a block."""
+        slots = int((-(-(Demos.open(self.demos).lengths + 1) // schema.fresh)).sum()) if self.demos else 0
+        return plan_size(slots * schema.fresh, schema) if slots else Size(0, 0, 0)
+
+    def _make_demos(self, schema: Schema) -> Replay:
+        size, store = self.demos_size(schema), self.store
+        leaves = size.slots * schema.starts
+        prioritized = Prioritized(leaves, store.alpha, store.beta) if store.selector == "prioritized" else None
+        made = Replay(
+            schema, prioritized or Uniform(leaves), MinSize(), leaves, size.slots, seed=derive(self.seed, "demonstrations")
+        )
+        for block, _ in blocks(Demos.open(self.demos), schema, self.algorithm):
+            made.insert(block, None)
+        return made
+
     def make_store(self, schema: Schema, memory: BlockMemory | None = None) -> Replay:
         size, store = self.store_size(schema), self.store
         leaves = size.slots * schema.starts
@@ -410,7 +440,8 @@ class Config:
             burst, batch = self.envs_per_actor * schema.starts, self.learner.batch * self.learner.prefetch
             limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
         seed = derive(self.seed, "store")
-        return Replay(schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory)
+        how = (schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory)
+        return Mixture(self._make_demos(schema), self.demo_ratio, *how) if self.demos else Replay(*how)
 
 
 def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:

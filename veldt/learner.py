@@ -7,14 +7,17 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from veldt import optim, params
 from veldt.algorithms.base import Algorithm, Batch, Loss
+from veldt.block import Schema
 from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.params import Params, Weights
@@ -22,6 +25,7 @@ from veldt.step import EnvSpec
 from veldt.store import Sample, Store
 
 log = logging.getLogger("veldt")
+DIAGNOSE_EVERY, DIAGNOSED = 500, 16  # updates between two diagnoses, and blocks that one of them looks at
 BAD_IN_A_ROW = 10  # updates with a loss that is not finite before the run stops
 
 
@@ -91,6 +95,7 @@ class Learner:
         self._fetched: deque[Sample] = deque()
         self._acted = algorithm.window.before  # the row of a window whose action is the first that it trains
         self._lag = math.nan  # updates between acting and learning
+        self._diagnosis: dict[str, float] = {}
         counters.put("learner_steps", 0)
         if params_.pull(-1) is None:  # otherwise we are born again: nobody acts with fresh weights meanwhile
             self._publish()
@@ -119,7 +124,17 @@ class Learner:
             self._publish()
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
+        if self.steps % DIAGNOSE_EVERY == 0 and hasattr(self.algorithm, "diagnose"):
+            self._diagnose(self.algorithm.diagnose)
         return True
+
+    def _diagnose(self, diagnose: Callable[[nn.Module, Batch, Schema], dict[str, float]]) -> None:
+        """What an algorithm can tell of whole blocks that no window shows. It changes nothing."""
+        rows, starts = self.store.some(DIAGNOSED)
+        self.net.eval()
+        blocks = Batch(rows, starts, np.ones(len(rows["first"]), np.float32), self.device)
+        self._diagnosis |= diagnose(self.net, blocks, self.store.schema)
+        self.net.train()
 
     def cut(self) -> bool:
         """At a checkpoint everyone has the newest weights and nothing is on its way, as after a resume."""
@@ -203,7 +218,7 @@ class Learner:
         told = {"skipped_updates": float(self.bad), "published": float(self.published)}
         if not math.isnan(self._lag):
             told["policy_lag"] = self._lag
-        return told | {name: float(x.mean()) for name, x in self._latest.items()}
+        return told | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}

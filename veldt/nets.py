@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
 
 from veldt import callables
 from veldt.errors import UserError
 from veldt.step import EnvSpec
-from veldt.tree import ArraySpec
+from veldt.tree import Array, ArraySpec
 
 
 class MLP(nn.Module):
@@ -193,19 +194,27 @@ class Concat(nn.Module):
 
 
 class QHead(nn.Module):
-    """[B, features] -> [B, actions]. Dueling: q = v + a - mean over actions of a (Wang et al. 2016)."""
+    """[..., features] -> [..., actions]. Dueling: q = v + a - mean over actions of a (Wang et al. 2016).
 
-    def __init__(self, features: int, actions: int, dueling: bool) -> None:
+    With `hidden` each of the two is a network of one hidden layer.
+    """
+
+    def __init__(self, features: int, actions: int, dueling: bool, hidden: int = 0) -> None:
         super().__init__()
-        self.advantage = nn.Linear(features, actions)
-        self.value = nn.Linear(features, 1) if dueling else None
+        self.advantage = self._stream(features, hidden, actions)
+        self.value = self._stream(features, hidden, 1) if dueling else None
+
+    def _stream(self, features: int, hidden: int, outputs: int) -> nn.Module:
+        if not hidden:
+            return nn.Linear(features, outputs)
+        return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         advantage: Tensor = self.advantage(x)
         if self.value is None:
             return advantage
         value: Tensor = self.value(x)
-        return value + advantage - advantage.mean(1, keepdim=True)
+        return value + advantage - advantage.mean(-1, keepdim=True)
 
 
 class QNetwork(nn.Module):
@@ -221,36 +230,72 @@ class QNetwork(nn.Module):
 class LSTM(nn.Module):
     """A recurrent core whose state is zero wherever an episode begins: [B, T, inputs] -> [B, T, size].
 
-    The gates are in, forget, out and new; the forget gate begins open (a bias of 1).
+    The gates are torch's: in, forget, new and out; the forget gate begins open (a bias of 1).
     """
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()
         self.size = size
-        self.inputs = nn.Linear(inputs, 4 * size)
-        self.hidden = nn.Linear(size, 4 * size, bias=False)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(size**-0.5), size**-0.5)
+        self.cell = nn.LSTM(inputs, size, batch_first=True)
         with torch.no_grad():
-            self.inputs.bias[size : 2 * size] += 1
+            bias = self.cell.bias_ih_l0
+            assert isinstance(bias, nn.Parameter)
+            bias[size : 2 * size] += 1
 
-    def forward(self, x: Tensor, h: Tensor, c: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> tuple[Tensor, Tensor, Tensor]:
         """From the state h, c [B, size] before the first row; returns outputs and the state after the last row.
 
-        Where `first` [B, T], the state before that row is zero.
+        Where `first`, an array [B, T], the state before that row is zero. None: the rows go on from the state given.
         """
-        from_inputs = self.inputs(x)  # of all rows at once
-        keep = (~first).to(x.dtype)[:, :, None]  # [B, T, 1]
-        out = []
-        for t in range(x.shape[1]):
-            h, c = h * keep[:, t], c * keep[:, t]
-            gates = torch.addmm(from_inputs[:, t], h, self.hidden.weight.t())
-            opened, new = gates[:, : 3 * self.size].sigmoid(), gates[:, 3 * self.size :].tanh()
-            i, f, o = opened.chunk(3, 1)
-            c = f * c + i * new
-            h = o * c.tanh()
-            out.append(h)
-        return torch.stack(out, 1), h, c
+        if first is not None and first.any():
+            return self._episodes(x, h, c, Episodes(first))
+        y, (h, c) = self.cell(x, (h[None], c[None]))
+        return y, h[0], c[0]
+
+    def _episodes(self, x: Tensor, h: Tensor, c: Tensor, of: Episodes) -> tuple[Tensor, Tensor, Tensor]:
+        """Each episode is a sequence of its own, so that the fused kernel can run them all."""
+        rows, place, lane, goes_on, last = (torch.from_numpy(a).to(x.device) for a in of.indices)
+        begin = [s[lane] * goes_on.to(s.dtype)[:, None] for s in (h, c)]
+        packed = PackedSequence(x.flatten(0, 1)[rows], torch.from_numpy(of.sizes))
+        y, (h, c) = self.cell(packed, (begin[0][None], begin[1][None]))
+        return y.data[place].unflatten(0, x.shape[:2]), h[0][last], c[0][last]
+
+
+class Episodes:
+    """The episodes, or parts of them, in rows [B, T], packed as torch does it: longest first, all of one step together."""
+
+    def __init__(self, first: Array) -> None:
+        begins = first.copy()
+        begins[:, 0] = True
+        at = np.flatnonzero(begins)  # in flattened rows
+        lengths = np.diff(np.append(at, first.size))
+        order = np.argsort(-lengths, kind="stable")
+        at, lengths = at[order], lengths[order]
+        runs = lengths > np.arange(lengths[0])[:, None]  # [longest, episodes]
+        self.sizes = runs.sum(1)  # [longest], int64: how many run at each step
+        rows = (at + np.arange(lengths[0])[:, None])[runs]  # [B T], where each packed row comes from
+        place = np.empty_like(rows)  # [B T], where each row went
+        place[rows] = np.arange(len(rows))
+        lane, goes_on = at // first.shape[1], ~first.reshape(-1)[at]  # [episodes]; those that began before go on
+        ends = np.flatnonzero((at + lengths) % first.shape[1] == 0)
+        last = np.empty(len(first), np.int64)  # [B], the episode that is on at the end
+        last[lane[ends]] = ends
+        self.indices = (rows, place, lane, goes_on, last)
+
+
+def each(obs: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Of an observation, or of every part of one that is a dict."""
+    return {key: function(x) for key, x in obs.items()} if isinstance(obs, dict) else function(obs)
+
+
+def flat_rows(obs: Any) -> Any:
+    """Rows [B, T, ...] as [B * T, ...]."""
+    return each(obs, lambda x: x.flatten(0, 1))
+
+
+def recurrent_input(features: Tensor, taken: Tensor, reward: Tensor) -> Tensor:
+    """What an LSTM sees: features [B, T, F], the last action [B, T, E], and the last reward [B, T], clipped to [-1, 1]."""
+    return torch.cat((features, taken, reward.clamp(-1, 1)[:, :, None]), 2)
 
 
 CONVNETS: dict[str, Callable[[Image], nn.Module]] = {

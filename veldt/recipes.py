@@ -16,6 +16,7 @@ import gymnasium as gym
 
 from veldt.algorithms.dpg import DPG
 from veldt.algorithms.dqn import DQN
+from veldt.algorithms.r2d2 import R2D2
 from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.config import (
     ActorConfig,
@@ -226,6 +227,75 @@ def seed_vtrace(env: str) -> Config:
     return dataclasses.replace(impala(env), recipe="seed-vtrace", inference="central")
 
 
+def r2d2(env: str) -> Config:
+    """R2D2 (Kapturowski et al. 2019): Ape-X with an LSTM, learned from sequences. Atari: the paper's numbers."""
+    if is_atari(env):
+        return Config(
+            recipe="r2d2",
+            topology="apex",
+            env=env,
+            protocol="r2d2",
+            steps=50_000_000,
+            actors=max(1, len(os.sched_getaffinity(0)) - 1),
+            runtime="local",
+            algorithm=R2D2(history=4),
+            actor=LadderConfig(block=320, refresh=400),
+            store=StoreConfig(
+                capacity="4_000_000",
+                slack=0.05,
+                selector="prioritized",
+                alpha=0.9,
+                beta=0.6,
+                min_size=5_000,
+                samples_per_insert=0.8,
+                actors_wait=False,
+            ),
+            learner=LearnerConfig(batch=64, lr=1e-4, eps=1e-3, clip_norm=40.0, target_every=2_500, publish_every=10),
+            eval=EvalConfig(every=250_000, episodes=10, epsilon=0.001),
+            checkpoint=CheckpointConfig(every=1_000_000),
+        )
+    image = env.startswith("MinAtar/")
+    return Config(
+        recipe="r2d2",
+        topology="apex",
+        env=env,
+        steps=2_000_000 if image else 200_000,
+        actors=2,
+        runtime="local",
+        algorithm=R2D2(
+            gamma=0.99,
+            n=3,
+            burn_in=8,
+            length=16,
+            stride=8,
+            lstm=128 if image else 64,
+            head=128 if image else 64,
+            hidden=(64,),
+        ),
+        actor=LadderConfig(block=64, alpha=3.0),
+        store=StoreConfig(
+            capacity="100_000",
+            slack=0.05,
+            selector="prioritized",
+            alpha=0.9,
+            beta=0.6,
+            min_size=200,
+            samples_per_insert=4.0,
+        ),
+        learner=LearnerConfig(
+            batch=32, lr=1e-3, anneal=True, eps=1e-5, clip_norm=40.0, target_every=200, publish_every=5, prefetch=4
+        ),
+        eval=EvalConfig(every=20_000, episodes=20, max_length=10_000),
+        checkpoint=CheckpointConfig(every=100_000),
+    )
+
+
+def r2d3(env: str) -> Config:
+    """R2D3 (Gulcehre et al. 2020): r2d2 that learns from demonstrations too; give them with --demos."""
+    config = r2d2(env)
+    return dataclasses.replace(config, recipe="r2d3", demo_ratio=1 / 256 if is_atari(env) else 0.25)
+
+
 def _queue(steps: int) -> StoreConfig:
     return StoreConfig(capacity=str(steps), selector="fifo", min_size=0, samples_per_insert=1.0)
 
@@ -236,6 +306,8 @@ RECIPES: dict[str, Callable[[str], Config]] = {
     "apex-dpg": apex_dpg,
     "impala": impala,
     "seed-vtrace": seed_vtrace,
+    "r2d2": r2d2,
+    "r2d3": r2d3,
 }
 
 

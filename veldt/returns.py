@@ -59,6 +59,20 @@ def _n_step(reward: Array, discount: Array, last: Array, n: int, gamma: Any) -> 
     return total, product, m
 
 
+def rescale(x: Any, eps: float) -> Any:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018): large values become small, and their order stays."""
+    xp = namespace(x)
+    return xp.sign(x) * (xp.sqrt(abs(x) + 1) - 1) + eps * x
+
+
+def unrescale(y: Any, eps: float) -> Any:
+    """The inverse of `rescale`. Written without the difference of near numbers that the textbook form has."""
+    xp = namespace(y)
+    a = abs(y) + 1 + eps
+    root = 2 * a / (1 + xp.sqrt(1 + 4 * eps * a))  # sqrt(|x| + 1)
+    return xp.sign(y) * (root * root - 1)
+
+
 class VTrace(NamedTuple):
     target: Any  # [..., T], what the values should be; the value itself where nothing is learned
     advantage: Any  # [..., T], of the actions taken, weighted; 0 where nothing is learned

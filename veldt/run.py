@@ -32,6 +32,7 @@ from veldt.bottleneck import bottleneck
 from veldt.checkpoint import Checkpoints, exclusive
 from veldt.config import Config, GateConfig, override
 from veldt.counters import Counters
+from veldt.demos import Demos
 from veldt.envs import EnvLike
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
@@ -262,6 +263,9 @@ class Session:
         net = config.algorithm.network(env)
         parameters = sum(p.numel() for p in net.parameters())
         rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
+        if config.demos:
+            Demos.open(config.demos).check(env, config.protocol)
+            rest += config.demos_size(config.schema(env)).nbytes
         if config.runtime == "local":
             central, evaluator = config.inference == "central", config.eval.every > 0
             rest += plan_processes(config.schema(env), config.actors, evaluator, config.queue, central)

@@ -33,6 +33,7 @@ class Selector(Protocol):
     def update(self, leaves: Array, priorities: Array) -> None: ...
     def draw(self, n: int, rng: np.random.Generator) -> Draw: ...
     def weights(self, draw: Draw, size: int) -> Array: ...
+    def raw_weights(self, probability: Array, size: int) -> Array: ...
     def save(self) -> Array: ...
     def load(self, mass: Array, order: Array) -> None: ...
     def adopt(self, items: Array, order: Array) -> None: ...
@@ -75,9 +76,13 @@ class Prioritized:
         return Draw(leaves, mass / self.tree.total)
 
     def weights(self, draw: Draw, size: int) -> Array:
-        weights: Array = (size * draw.probability) ** -self.beta
+        weights = self.raw_weights(draw.probability, size)
         weights /= weights.max()
         return weights.astype(np.float32)
+
+    def raw_weights(self, probability: Array, size: int) -> Array:
+        """Before the division, float64."""
+        return np.asarray((size * probability) ** -self.beta)
 
     def save(self) -> Array:
         return np.append(self.tree[:], self.largest)
@@ -145,6 +150,9 @@ class Fifo:
 
     def weights(self, draw: Draw, size: int) -> Array:
         return np.ones(len(draw.leaves), np.float32)
+
+    def raw_weights(self, probability: Array, size: int) -> Array:
+        return np.ones(len(probability))
 
     def save(self) -> Array:
         mass = np.zeros(self.leaves)

@@ -39,10 +39,13 @@ class Sample(NamedTuple):
 
 
 class Store(Protocol):
+    schema: Schema
+
     def insert(self, block: Block, priorities: Array | None) -> bool: ...
     def sample(self, n: int) -> Sample | None: ...
     def update(self, keys: Array, priorities: Array) -> None: ...
     def trim(self) -> None: ...
+    def some(self, n: int) -> tuple[Tree, Tree]: ...
 
 
 COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "duplicates")
@@ -151,8 +154,13 @@ class Replay:
         Where a window trains a single step (`Window.slices`), observations before that step's episode read as zeros: a
         stack of the history is then a plain slice of the window.
         """
-        if not self.limiter.can_sample(n, self.size, self.inserted, self.sampled) or self.size == 0:
-            return None
+        return self.draw(n) if self.can_sample(n) else None
+
+    def can_sample(self, n: int) -> bool:
+        return self.size > 0 and self.limiter.can_sample(n, self.size, self.inserted, self.sampled)
+
+    def draw(self, n: int) -> Sample:
+        """As `sample`, whatever the limiter says."""
         size, draw = self.size, self.selector.draw(n, self.rng)
         states = {name: array.take(draw.leaves, axis=0) for name, array in self.starts.items()}
         schema, oldest_leaf = self.schema, self.oldest % self.slots * self.schema.starts
@@ -229,6 +237,15 @@ class Replay:
         while self.oldest < self.next and not self.items[self.oldest % self.slots].any():
             self.memory.erase(self.oldest)
             self.oldest += 1
+
+    def some(self, n: int) -> tuple[Tree, Tree]:
+        """At most n whole blocks, evenly spread from the oldest to the newest: columns [n, R, ...] of rows and [n, S, ...] of
+        starts."""
+        n, schema = min(n, self.next - self.oldest), self.schema
+        slots = np.linspace(self.oldest, self.next - 1, n).astype(np.int64) % self.slots
+        rows = {name: x.reshape(self.slots, schema.rows, *x.shape[1:])[slots] for name, x in self.rows.items()}
+        starts = {name: x.reshape(self.slots, schema.starts, *x.shape[1:])[slots] for name, x in self.starts.items()}
+        return schema.layout.columns(rows), schema.start_layout.columns(starts)
 
     @property
     def nbytes(self) -> int:

@@ -74,10 +74,7 @@ class DQN(ActionValues):
     ) -> tuple[Tree, Tensors]:
         """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random action."""
         q = np.ascontiguousarray(net(self.observe(rows, self.history - 1)).cpu().numpy())  # [n, actions]
-        action, q_taken, v = _epsilon_greedy(
-            q, rng.random((2, len(q))), explore if explore.flags.writeable else explore.copy()
-        )
-        return {"action": action, "q": q_taken, "v": v}, state
+        return epsilon_greedy(q, explore, rng), state
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
@@ -90,6 +87,12 @@ class DQN(ActionValues):
         error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * (y - q_tm1).square()
         loss = torch.dot(batch.weights, error) / len(error)
         return Loss({"": loss}, priorities, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
+
+
+def epsilon_greedy(q: Array, explore: Array, rng: np.random.Generator) -> Tree:
+    """Actions for values q [n, actions], with the value of each and the largest."""
+    amounts = explore if explore.flags.writeable else explore.copy()
+    return dict(zip(("action", "q", "v"), _epsilon_greedy(q, rng.random((2, len(q))), amounts), strict=True))
 
 
 @numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)

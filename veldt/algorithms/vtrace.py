@@ -26,7 +26,7 @@ from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.block import Schema, Window, check_stacked, observation, observations, trainable
 from veldt.distributions import Distribution, distribution_for
 from veldt.errors import UserError
-from veldt.nets import LSTM, features_of, made_by, torso_for
+from veldt.nets import LSTM, each, features_of, flat_rows, made_by, recurrent_input, torso_for
 from veldt.returns import VTrace, vtrace
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, spec
@@ -81,13 +81,12 @@ class PolicyAndValue(nn.Module):
         return self.distribution.normalize(out[..., :-1])
 
     def unroll(
-        self, obs: Any, taken: Tensor, reward: Tensor, first: Tensor, state: Tensors
+        self, obs: Any, taken: Tensor, reward: Tensor, first: Array | None, state: Tensors
     ) -> tuple[Tensor, Tensor, Tensors]:
         """With the LSTM, of rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]; and the state
         after them."""
         assert self.core is not None
-        features = self.torso(_flat(obs)).unflatten(0, first.shape)
-        x = torch.cat((features, taken, reward.clamp(-1, 1)[:, :, None]), 2)
+        x = recurrent_input(self.torso(flat_rows(obs)).unflatten(0, reward.shape), taken, reward)
         y, h, c = self.core(x, state[H], state[C], first)
         return *self._out(y), {H: h, C: c}
 
@@ -164,6 +163,9 @@ class VTraceActorCritic:
         widths = {H: self.lstm, C: self.lstm, TAKEN: distribution_for(env, "impala").encoded}
         return {name: spec((width,), np.float32) for name, width in widths.items()}
 
+    def known_state(self, action: Array, state: Spec) -> Tree:
+        return {}
+
     def network(self, env: EnvSpec) -> nn.Module:
         distribution = distribution_for(env, "impala")
         if not self.network_from:
@@ -183,7 +185,7 @@ class VTraceActorCritic:
 
     def _whole(self, obs: Any) -> Any:
         """Ours take slices as they are; other networks may want to view them in another shape."""
-        return _each(obs, lambda x: x.contiguous()) if self.network_from else obs
+        return each(obs, lambda x: x.contiguous()) if self.network_from else obs
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
@@ -195,9 +197,8 @@ class VTraceActorCritic:
             logits = net.policy(obs).cpu().numpy()  # [n, P]
             return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
         reward = rows["reward"][:, -1:]  # [n, 1]
-        goes_on = torch.zeros(reward.shape, dtype=torch.bool, device=reward.device)  # the state is that before this row
-        row = _each(obs, lambda x: x[:, None])  # [n, 1, ...]
-        parameters, _, after = net.unroll(row, state[TAKEN][:, None], reward, goes_on, state)
+        row = each(obs, lambda x: x[:, None])  # [n, 1, ...]
+        parameters, _, after = net.unroll(row, state[TAKEN][:, None], reward, None, state)
         logits = parameters[:, 0].cpu().numpy()
         out = {"logits": logits, **net.distribution.draw(logits, explore, rng)}
         taken = torch.from_numpy(out[net.distribution.taken]).to(reward.device)
@@ -247,12 +248,12 @@ class VTraceActorCritic:
         obs = self._whole(observations(batch, self.history, self.stacked))  # [B, T + 1, ...]
         first = batch["first"][:, at:]
         if not self.lstm:
-            parameters, value = net(_flat(obs))
+            parameters, value = net(flat_rows(obs))
             return parameters.unflatten(0, first.shape), value.unflatten(0, first.shape)
         starts = batch.starts
         encoded = net.distribution.encode(batch[net.distribution.taken][:, at:-1])  # [B, T, E], of the row before
         taken = torch.cat((starts[TAKEN][:, None], encoded), 1) * (~first)[:, :, None]
-        parameters, value, _ = net.unroll(obs, taken, batch["reward"][:, at:], first, starts)
+        parameters, value, _ = net.unroll(obs, taken, batch["reward"][:, at:], batch.host["first"][:, at:], starts)
         return parameters, value
 
     def _returns(self, batch: Batch, value: Tensor, trains: Array, ratio: Tensor) -> VTrace:
@@ -273,12 +274,3 @@ class VTraceActorCritic:
         if self.correction == "one-step":
             return out._replace(advantage=out.advantage * ratio.clamp(max=self.clip_rho))
         return out
-
-
-def _flat(obs: Any) -> Any:
-    """Rows [B, T, ...] as [B * T, ...]."""
-    return _each(obs, lambda x: x.flatten(0, 1))
-
-
-def _each(obs: Any, function: Any) -> Any:
-    return {key: function(x) for key, x in obs.items()} if isinstance(obs, dict) else function(obs)

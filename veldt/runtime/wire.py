@@ -1,9 +1,9 @@
 """Frames: what an actor that shares no memory with the run and the run's gate say to each other.
 
 A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they lie in shared
-memory (`shm.Format`), so that a gate copies them in one piece; formats travel once, from the run to the actor, and no frame describes itself. What is wrong with a
-frame is found before anything of it is kept: its length, its kind, its checksum, booleans that are neither 0 nor 1, floats
-that are not finite. Nothing here is ever unpickled.
+memory (`shm.Format`), so that a gate copies them in one piece; formats travel once, from the run to the actor, and no frame
+describes itself. What is wrong with a frame is found before anything of it is kept: its length, its kind, its checksum,
+booleans that are neither 0 nor 1, floats that are not finite. Nothing here is ever unpickled.
 """
 
 from __future__ import annotations

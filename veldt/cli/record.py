@@ -1,0 +1,197 @@
+"""veldt record: an expert, or what a run learned, plays episodes to learn from."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from veldt import callables
+from veldt.cli.parse import parse
+from veldt.demos import MAX_LENGTH, Recording, Scripted, make_played, record
+from veldt.envs import Envs, is_atari, make_env
+from veldt.errors import UserError
+from veldt.log import PLAIN_EVERY
+from veldt.policy import Policy
+from veldt.run import Interrupted, Run
+from veldt.seeds import derive
+
+EXAMPLE = """Records a demonstration set: whole episodes that an expert plays, or what a run learned.
+
+An expert is a function that is given the environment at the start of an episode, and returns a function from an
+observation to an action. Ctrl-C stops, and keeps the whole episodes until then.
+
+Example: veldt record --policy my_experts:balance --env CartPole-v1 --episodes 20 -o demos/cart
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    policy: str
+    """Who plays: module:callable, or the directory of a run, whose last weights play greedily."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """The directory to make."""
+    env: str = ""
+    """A Gymnasium id, or module:callable (default: that of the run)."""
+    episodes: int = 20
+    """How many episodes."""
+    seed: int = 0
+    """Of the environment, and of random actions."""
+    epsilon: float | None = None
+    """Of a run: part of the actions that is random (default: eval.epsilon of the run)."""
+    min_return: float | None = None
+    """Keep only episodes that return at least that much."""
+    max_length: int = MAX_LENGTH
+    """Steps after which an episode that does not end is truncated."""
+    protocol: str = ""
+    """Atari: whose settings the game is played with (default: those of the run, or dqn)."""
+    quiet: bool = False
+    """Print nothing."""
+
+
+def run(argv: list[str]) -> int:
+    args = parse(Record, argv, prog="veldt record", description=EXAMPLE)
+    _check(args)
+    envs, policy = _players(args)
+    screen = Screen(args.episodes, args.quiet)
+    least = -math.inf if args.min_return is None else args.min_return
+    signals: list[int] = []
+    try:
+        with _interruptible(signals, args.quiet):
+            demos = record(
+                args.out,
+                envs,
+                policy,
+                args.episodes,
+                args.seed,
+                least,
+                args.max_length,
+                args.policy,
+                screen.show,
+                lambda: bool(signals),
+            )
+    finally:
+        screen.close()
+        envs.close()
+    if not args.quiet:
+        if demos is None:
+            print("Stopped before an episode ended; nothing was recorded.")
+        else:
+            stopped = f"Stopped at {len(demos)} of {args.episodes} episodes" if signals else f"{len(demos)} episodes"
+            less = f", {demos.discarded} were discarded" if demos.discarded else ""
+            print(f"{args.out}: {stopped}, {demos.steps:,} steps, mean return {demos.returns.mean():.1f}{less}")
+    if signals:
+        raise Interrupted(signals[0], args.out)
+    return 0
+
+
+def _check(args: Record) -> None:
+    for name in ("episodes", "max_length"):
+        if getattr(args, name) < 1:
+            raise UserError(f"{name} must be greater than 0, not {getattr(args, name)}.")
+    if args.seed < 0:
+        raise UserError(f"seed must not be negative, but it is {args.seed}.")
+    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
+        raise UserError(f"epsilon is a probability, from 0 to 1, not {args.epsilon}.")
+    if args.min_return is not None and math.isnan(args.min_return):
+        raise UserError("min_return must be a number.")
+
+
+def _players(args: Record) -> tuple[Envs, Policy]:
+    """One environment, and who plays it."""
+    path = Path(args.policy)
+    if path.is_dir():
+        return _greedy(args, path)
+    if ":" not in args.policy:
+        raise UserError(f"{args.policy!r} is neither the directory of a run nor module:callable.")
+    make = callables.find(args.policy)
+    if make is None:
+        raise UserError(f"There is nothing to call under the name {args.policy!r}.")
+    if args.epsilon is not None:
+        raise UserError("--epsilon is for the policy of a run; an expert chooses its actions itself.")
+    if not args.env:
+        raise UserError("Say which environment to play, for example --env CartPole-v1")
+    _check_protocol(args.env, args.protocol)
+    envs, game = make_played(args.env, args.protocol)
+    return envs, Scripted(make, game, envs.spec, args.policy)
+
+
+def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
+    config = Run(path).config
+    env = args.env or config.env
+    protocol = args.protocol or (config.protocol if is_atari(env) else "")
+    _check_protocol(env, protocol)
+    policy = Run(path).policy(args.epsilon)
+    policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
+    envs = make_env(env, 1, protocol=protocol)
+    theirs, ours = policy.env, envs.spec
+    if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):
+        envs.close()
+        raise UserError(f"{path} was trained on {config.env}, whose observations or actions are not those of {env}.")
+    return envs, policy
+
+
+def _check_protocol(env: str, protocol: str) -> None:
+    if protocol and not is_atari(env):
+        raise UserError(f"protocol {protocol!r} is for Atari (ALE/...), not for {env}.")
+
+
+class Screen:
+    """A bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, episodes: int, quiet: bool) -> None:
+        self.episodes, self.quiet = episodes, quiet
+        self._spoke = time.monotonic()
+        console = Console()
+        self._bar: Progress | None = None
+        if console.is_terminal and not quiet:
+            self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
+            self._task = self._bar.add_task("", total=episodes)
+            self._bar.start()
+
+    def show(self, recording: Recording) -> None:
+        kept = len(recording.returns)
+        text = f"{kept} of {self.episodes} episodes, {recording.steps:,} steps"
+        text += f", mean return {np.mean(recording.returns):.1f}" if kept else f", best return {recording.best:.1f}"
+        text += f", {recording.discarded} discarded" if recording.discarded else ""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=kept, description=text)
+        elif not self.quiet and time.monotonic() - self._spoke >= PLAIN_EVERY:
+            self._spoke = time.monotonic()
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def _interruptible(signals: list[int], quiet: bool) -> Iterator[None]:
+    """Ctrl-C or SIGTERM is written down; a second one ends it at once."""
+
+    def stop(number: int, frame: Any) -> None:
+        if signals:
+            os._exit(128 + number)
+        signals.append(number)
+        if not quiet:
+            os.write(2, b"\nStopping; once more to stop at once.\n")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
