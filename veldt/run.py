@@ -9,6 +9,7 @@ has a checkpoint goes on from it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -33,7 +34,7 @@ from veldt.checkpoint import Checkpoints, exclusive
 from veldt.config import Config, GateConfig, override
 from veldt.counters import Counters
 from veldt.demos import Demos
-from veldt.envs import EnvLike
+from veldt.envs import EnvLike, make_env
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.log import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
@@ -106,21 +107,30 @@ class Run:
         params.restore(policy.net, weights)
         return policy
 
-    def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None) -> Evaluation:
-        """Greedy episodes of the last weights; `epsilon` as in `policy`."""
+    def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
+        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind."""
         if episodes < 1:
             raise UserError(f"episodes must be greater than 0, not {episodes}.")
         if seed < 0:
             raise UserError(f"seed must not be negative, but it is {seed}.")
         if epsilon is not None and not 0 <= epsilon <= 1:
             raise UserError(f"epsilon is a probability, from 0 to 1, not {epsilon}.")
-        envs = self.config.envs(min(episodes, 20))
+        config = self.config
+        envs = make_env(env or config.env, min(episodes, 20), protocol=config.protocol)
         try:
-            found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), self.config.eval.max_length)
+            if env:
+                self._check_same(envs.spec)
+            found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), config.eval.max_length)
             assert found is not None
             return found
         finally:
             envs.close()
+
+    def _check_same(self, env: EnvSpec) -> None:
+        with contextlib.closing(self.config.envs()) as envs:
+            own = envs.spec
+        if own.observation != env.observation or own.action_space != env.action_space:
+            raise UserError(f"{env.name} has other observations or actions than {own.name}, which this run was trained on.")
 
     def weights_hash(self) -> str:
         """sha256 of the last weights, by name and value."""
@@ -547,7 +557,8 @@ class Session:
         if not store.samples_per_insert:
             return f"updates of {batch} as fast as they come"
         most = "" if store.actors_wait else "at most "
-        return f"{most}{store.samples_per_insert / batch:g} updates of {batch} an env step"
+        rate = store.samples_per_insert / batch / self.config.algorithm.window.stride
+        return f"{most}{rate:.3g} updates of {batch} an env step"
 
     def _conclude(self) -> None:
         if self.interrupted:

@@ -239,8 +239,8 @@ class Replay:
             self.oldest += 1
 
     def some(self, n: int) -> tuple[Tree, Tree]:
-        """At most n whole blocks, evenly spread from the oldest to the newest: columns [n, R, ...] of rows and [n, S, ...] of
-        starts."""
+        """At most n whole blocks, evenly spread from the oldest to the newest: columns of rows [n, R, ...] and of starts
+        [n, S, ...]."""
         n, schema = min(n, self.next - self.oldest), self.schema
         slots = np.linspace(self.oldest, self.next - 1, n).astype(np.int64) % self.slots
         rows = {name: x.reshape(self.slots, schema.rows, *x.shape[1:])[slots] for name, x in self.rows.items()}

@@ -19,6 +19,8 @@ from veldt.video import check_video, record_video
 class Eval:
     run: tyro.conf.Positional[Path]
     """The run's directory."""
+    env: str = ""
+    """Another environment of the same kind to play them in (default: the run's)."""
     episodes: int = 20
     """How many episodes."""
     seed: int = 0
@@ -40,8 +42,10 @@ def run(argv: list[str]) -> int:
     if not (args.run / "config.yaml").exists():
         raise UserError(f"{args.run} is not a run directory: it has no config.yaml.")
     if args.video is not None:
+        if args.env:
+            raise UserError("--video shows the run's own environment; leave out --env.")
         check_video(args.video)
-    result = Run(args.run).evaluate(args.episodes, args.seed, args.epsilon)
+    result = Run(args.run).evaluate(args.episodes, args.seed, args.epsilon, args.env)
     print(
         f"{args.episodes} episodes: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
