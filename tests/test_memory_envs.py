@@ -55,11 +55,11 @@ def test_the_registered_ones_keep_to_their_spaces_and_their_seeds(name: str) -> 
 
 
 def test_the_cue_is_shown_first_and_never_again() -> None:
-    env, rng = TMaze(12), np.random.default_rng(0)
+    env = TMaze(12)
     env.reset(seed=0)
     kinds = Counter[tuple[bool, int]]()
     for _ in range(2_000):
-        seen, _, terminated = play(env, lambda obs: rng.integers(2))
+        seen, _, terminated = play(env, lambda obs: 0)
         first, *corridor, junction, end = seen
         assert terminated and (np.array_equal(first, LEFT) or np.array_equal(first, RIGHT))
         np.testing.assert_array_equal(np.array(corridor), np.tile(CORRIDOR, (len(corridor), 1)))
@@ -78,6 +78,19 @@ def test_the_registered_mazes_are_as_long_as_they_say(name: str, lengths: set[in
     env.reset(seed=1)
     found = Counter(len(play(env, lambda obs: 0)[0]) - 2 for _ in range(600))  # moves, then the choice
     assert set(found) == lengths
+
+
+def test_in_the_corridor_only_one_action_leads_on() -> None:
+    """So the action before the junction tells nothing; and the cue is not shown again to one who waits."""
+    env, rng = TMaze(8), np.random.default_rng(0)
+    env.reset(seed=0)
+    for _ in range(200):
+        (obs, _), done, actions = env.reset(), False, []
+        while not obs[3]:
+            actions.append(rng.integers(2))
+            obs, reward, done, _, _ = env.step(actions[-1])
+            assert not done and reward == 0 and not obs[:2].any()
+        assert actions[-1] == 0 and actions.count(0) == env.far
 
 
 @pytest.mark.parametrize("turn", [0, 1])

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence
 
 from veldt import callables
 from veldt.errors import UserError
@@ -245,42 +244,47 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> tuple[Tensor, Tensor, Tensor]:
         """From the state h, c [B, size] before the first row; returns outputs and the state after the last row.
 
-        Where `first`, an array [B, T], the state before that row is zero. None: the rows go on from the state given.
+        Where `first`, an array [B, T], the state before that row is zero. None: the rows go on from the state given. The
+        kernel knows no episodes, so it runs from each row where one begins to the next.
         """
-        if first is not None and first.any():
-            return self._episodes(x, h, c, Episodes(first))
-        y, (h, c) = self.cell(x, (h[None], c[None]))
-        return y, h[0], c[0]
+        cuts = [] if first is None else np.flatnonzero(first.any(0)).tolist()
+        out = []
+        for start, stop in pairwise(sorted({0, *cuts, x.shape[1]})):
+            if start in cuts:
+                assert first is not None
+                begins = torch.from_numpy(first[:, start]).to(x.device)[:, None]
+                h, c = h.masked_fill(begins, 0), c.masked_fill(begins, 0)
+            y, (hn, cn) = self.cell(x[:, start:stop], (h[None], c[None]))
+            h, c = hn[0], cn[0]
+            out.append(y)
+        return torch.cat(out, 1) if len(out) > 1 else out[0], h, c
 
-    def _episodes(self, x: Tensor, h: Tensor, c: Tensor, of: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Each episode is a sequence of its own, so that the fused kernel can run them all."""
-        rows, place, lane, goes_on, last = (torch.from_numpy(a).to(x.device) for a in of.indices)
-        begin = [s[lane] * goes_on.to(s.dtype)[:, None] for s in (h, c)]
-        packed = PackedSequence(x.flatten(0, 1)[rows], torch.from_numpy(of.sizes))
-        y, (h, c) = self.cell(packed, (begin[0][None], begin[1][None]))
-        return y.data[place].unflatten(0, x.shape[:2]), h[0][last], c[0][last]
+    def outputs(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> Tensor:
+        """The outputs alone, with one call of the kernel: episodes become sequences of their own."""
+        if first is None or not first[:, 1:].any():
+            y: Tensor = self(x, h, c, first)[0]
+            return y
+        rows, place, lane, fresh = (torch.from_numpy(a).to(x.device) for a in episodes(first))
+        h, c = (s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))
+        y, _ = self.cell(x.flatten(0, 1)[rows], (h[None], c[None]))
+        y = y.flatten(0, 1)[place]
+        return y
 
 
-class Episodes:
-    """The episodes, or parts of them, in rows [B, T], packed as torch does it: longest first, all of one step together."""
+def episodes(first: Array) -> tuple[Array, Array, Array, Array]:
+    """The episodes, or parts of them, in rows [B, T]: E sequences, none longer than L.
 
-    def __init__(self, first: Array) -> None:
-        begins = first.copy()
-        begins[:, 0] = True
-        at = np.flatnonzero(begins)  # in flattened rows
-        lengths = np.diff(np.append(at, first.size))
-        order = np.argsort(-lengths, kind="stable")
-        at, lengths = at[order], lengths[order]
-        runs = lengths > np.arange(lengths[0])[:, None]  # [longest, episodes]
-        self.sizes = runs.sum(1)  # [longest], int64: how many run at each step
-        rows = (at + np.arange(lengths[0])[:, None])[runs]  # [B T], where each packed row comes from
-        place = np.empty_like(rows)  # [B T], where each row went
-        place[rows] = np.arange(len(rows))
-        lane, goes_on = at // first.shape[1], ~first.reshape(-1)[at]  # [episodes]; those that began before go on
-        ends = np.flatnonzero((at + lengths) % first.shape[1] == 0)
-        last = np.empty(len(first), np.int64)  # [B], the episode that is on at the end
-        last[lane[ends]] = ends
-        self.indices = (rows, place, lane, goes_on, last)
+    Returns: rows [E, L], where each comes from in the flattened rows (beyond its end: anywhere); place [B, T], where each
+    row is in the flattened sequences; lane [E]; fresh [E], whether it begins here.
+    """
+    begins = first.copy()
+    begins[:, 0] = True
+    at = np.flatnonzero(begins)  # in flattened rows
+    length = int(np.diff(at, append=first.size).max())
+    rows = np.minimum(at[:, None] + np.arange(length), first.size - 1)
+    number = begins.reshape(-1).cumsum() - 1  # of the episode that a row belongs to
+    place = number * length + np.arange(first.size) - at[number]
+    return rows, place.reshape(first.shape), at // first.shape[1], first.reshape(-1)[at]
 
 
 def each(obs: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -51,25 +51,30 @@ class RecurrentQ(nn.Module):
         self.head = QHead(lstm or features, actions, dueling=True, hidden=head)
 
     def forward(self, rows: Rows, state: Tensors) -> Tensor:
-        q: Tensor = self.head(self._run(rows, state)[0])
+        x = self._input(rows)
+        q: Tensor = self.head(x if self.core is None else self.core.outputs(x, state[H], state[C], rows.first))
         return q
 
     def step(self, rows: Rows, state: Tensors) -> tuple[Tensor, Tensors]:
         """The same, and the state after the rows."""
-        y, after = self._run(rows, state)
-        return self.head(y), after
+        x = self._input(rows)
+        if self.core is None:
+            return self.head(x), {}
+        y, h, c = self.core(x, state[H], state[C], rows.first)
+        return self.head(y), {H: h, C: c}
 
     @torch.no_grad()
     def burn_in(self, rows: Rows, state: Tensors) -> Tensors:
         """The state after the rows; no gradient goes into them."""
-        return self._run(rows, state)[1] if self.core is not None and rows.reward.shape[1] else state
+        if self.core is None or not rows.reward.shape[1]:
+            return state
+        _, h, c = self.core(self._input(rows), state[H], state[C], rows.first)
+        return {H: h, C: c}
 
-    def _run(self, rows: Rows, state: Tensors) -> tuple[Tensor, Tensors]:
-        features = self.torso(flat_rows(rows.obs)).unflatten(0, rows.reward.shape)
-        if self.core is None:
-            return features, {}
-        y, h, c = self.core(recurrent_input(features, rows.taken, rows.reward), state[H], state[C], rows.first)
-        return y, {H: h, C: c}
+    def _input(self, rows: Rows) -> Tensor:
+        """Of the LSTM, or of the head where there is none: [B, T, ...]."""
+        features: Tensor = self.torso(flat_rows(rows.obs)).unflatten(0, rows.reward.shape)
+        return features if self.core is None else recurrent_input(features, rows.taken, rows.reward)
 
 
 @dataclass
@@ -275,8 +280,7 @@ class R2D2(ActionValues):
         told: list[Tensor] = []
         for s in range(schema.starts):
             o = s * self.stride
-            inside = slice(o + 1, o + span)
-            sound = first[:, : o + 1].any(1) & ~first[:, inside].any(1) & valid[:, o : o + span].all(1)
+            sound = first[:, :o].any(1) & ~first[:, o : o + span].any(1) & valid[:, o : o + span].all(1)
             which = torch.from_numpy(np.flatnonzero(sound)).to(blocks.device)
             if not len(which):
                 continue

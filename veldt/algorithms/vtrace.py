@@ -80,15 +80,19 @@ class PolicyAndValue(nn.Module):
         out = F.linear(self.torso(obs), self.head.weight, self.head.bias)
         return self.distribution.normalize(out[..., :-1])
 
-    def unroll(
-        self, obs: Any, taken: Tensor, reward: Tensor, first: Array | None, state: Tensors
-    ) -> tuple[Tensor, Tensor, Tensors]:
-        """With the LSTM, of rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]; and the state
-        after them."""
+    def unroll(self, obs: Any, taken: Tensor, reward: Tensor, first: Array, state: Tensors) -> tuple[Tensor, Tensor]:
+        """With the LSTM, of rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]."""
         assert self.core is not None
-        x = recurrent_input(self.torso(flat_rows(obs)).unflatten(0, reward.shape), taken, reward)
-        y, h, c = self.core(x, state[H], state[C], first)
-        return *self._out(y), {H: h, C: c}
+        return self._out(self.core.outputs(self._input(obs, taken, reward), state[H], state[C], first))
+
+    def step(self, obs: Any, taken: Tensor, reward: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        """With the LSTM, of one row [B, 1, ...]: the parameters [B, P], and the state after it."""
+        assert self.core is not None
+        y, h, c = self.core(self._input(obs, taken, reward), state[H], state[C], None)
+        return self._out(y)[0][:, 0], {H: h, C: c}
+
+    def _input(self, obs: Any, taken: Tensor, reward: Tensor) -> Tensor:
+        return recurrent_input(self.torso(flat_rows(obs)).unflatten(0, reward.shape), taken, reward)
 
     def _out(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = self.head(x)
@@ -198,8 +202,8 @@ class VTraceActorCritic:
             return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
         reward = rows["reward"][:, -1:]  # [n, 1]
         row = each(obs, lambda x: x[:, None])  # [n, 1, ...]
-        parameters, _, after = net.unroll(row, state[TAKEN][:, None], reward, None, state)
-        logits = parameters[:, 0].cpu().numpy()
+        parameters, after = net.step(row, state[TAKEN][:, None], reward, state)
+        logits = parameters.cpu().numpy()
         out = {"logits": logits, **net.distribution.draw(logits, explore, rng)}
         taken = torch.from_numpy(out[net.distribution.taken]).to(reward.device)
         return out, after | {TAKEN: net.distribution.encode(taken)}
@@ -253,8 +257,7 @@ class VTraceActorCritic:
         starts = batch.starts
         encoded = net.distribution.encode(batch[net.distribution.taken][:, at:-1])  # [B, T, E], of the row before
         taken = torch.cat((starts[TAKEN][:, None], encoded), 1) * (~first)[:, :, None]
-        parameters, value, _ = net.unroll(obs, taken, batch["reward"][:, at:], batch.host["first"][:, at:], starts)
-        return parameters, value
+        return net.unroll(obs, taken, batch["reward"][:, at:], batch.host["first"][:, at:], starts)
 
     def _returns(self, batch: Batch, value: Tensor, trains: Array, ratio: Tensor) -> VTrace:
         """In numpy on a CPU: a loop over time is faster compiled."""

@@ -22,11 +22,12 @@ PIXELS = 16  # the side of a cell in them
 class TMaze(gym.Env[Array, np.int64]):
     """A corridor that ends in a junction. The first observation says which way to turn there, and no later one does.
 
-    The observation is one of four flags: turn left, turn right (at the start), corridor, junction. In the corridor both
-    actions lead on by one; at the junction 0 turns left and 1 right, which terminates with reward 1 if that was the way,
-    else 0, and an observation of zeros. The junction is seen after as many moves as the corridor is long: for each
-    episode uniform on 2 ... `length`, or `length` itself if `fixed`. Which way, and how far, is drawn independently.
-    Without memory, as at random, the return is 0.5; the optimum is 1.
+    The observation is one of four flags: turn left, turn right (at first), corridor, junction. In the corridor 0 leads on
+    by one and 1 stays, so the last action before the junction is always 0: what was shown cannot be kept in actions, where
+    those are seen. At the junction 0 turns left and 1 right, which terminates with reward 1 if that was the way, else 0,
+    and an observation of zeros. The junction is seen after as many moves as the corridor is long: for each episode uniform
+    on 2 ... `length`, or `length` itself if `fixed`. Which way, and how far, is drawn independently. Without memory, as at
+    random, the return is 0.5; the optimum is 1.
     """
 
     metadata = PICTURES
@@ -46,7 +47,7 @@ class TMaze(gym.Env[Array, np.int64]):
     def step(self, action: np.int64) -> Step:
         if self.moves == self.far:
             return np.zeros(4, np.float32), float(action == self.way), True, False, {}
-        self.moves += 1
+        self.moves += int(action == 0)
         return self._see(3 if self.moves == self.far else 2), 0.0, False, False, {}
 
     def _see(self, flag: int) -> Array:
@@ -73,7 +74,7 @@ def t_maze_expert(env: gym.Env[Any, Any]) -> Expert:
         nonlocal way
         if obs[:2].any():
             way = int(obs[1])
-        return way
+        return way if obs[3] else 0
 
     return act
 
@@ -189,8 +190,8 @@ def key_door_expert(env: gym.Env[Any, Any]) -> Expert:
 
 
 for _name, _class, _limit, _options in (
-    ("TMaze", "TMaze", None, {}),
-    ("TMazeFixed", "TMaze", None, {"fixed": True}),
+    ("TMaze", "TMaze", 120, {}),
+    ("TMazeFixed", "TMaze", 120, {"fixed": True}),
     ("KeyDoor", "KeyDoor", 80, {}),
 ):
     gym.register(f"veldt/{_name}-v0", entry_point=f"veldt.envs.memory:{_class}", max_episode_steps=_limit, kwargs=_options)
