@@ -440,7 +440,7 @@ class Config:
             burst, batch = self.envs_per_actor * schema.starts, self.learner.batch * self.learner.prefetch
             limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
         seed = derive(self.seed, "store")
-        how = (schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory)
+        how = (schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, self.device != "cpu")
         return Mixture(self._make_demos(schema), self.demo_ratio, *how) if self.demos else Replay(*how)
 
 

@@ -96,6 +96,8 @@ class Learner:
         self._acted = algorithm.window.before  # the row of a window whose action is the first that it trains
         self._lag = math.nan  # updates between acting and learning
         self._diagnosis: dict[str, float] = {}
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._ahead: Batch | None = None  # the next batch, on its way to the GPU
         counters.put("learner_steps", 0)
         if params_.pull(-1) is None:  # otherwise we are born again: nobody acts with fresh weights meanwhile
             self._publish()
@@ -103,12 +105,16 @@ class Learner:
     def step(self) -> bool:
         if not self._fetched and not self._fetch():
             return False
-        sample = self._fetched.popleft()
+        sample, batch = self._fetched.popleft(), self._ahead
+        if batch is None or batch.host is not sample.rows:
+            batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
+        elif self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        self._ahead = None
         buffers = self._buffers.clone() if len(self._buffers) else None
         if "version" in sample.rows:
             lag = self.steps - sample.rows["version"][:, self._acted]
             self._lag = float(np.maximum(lag, 0).mean())  # one that was killed goes on from before what actors have
-        batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
             if loss.after is not None:
@@ -159,6 +165,8 @@ class Learner:
         for number, (group, value) in enumerate(loss.losses.items()):
             inputs = [p for name, p in self.net.named_parameters() if name.startswith(group)] if group else None
             value.backward(retain_graph=number + 1 < len(loss.losses), inputs=inputs)  # type: ignore[no-untyped-call]
+        if self._stream is not None:
+            self._look_ahead(self._stream)  # while the GPU works
         norm = float(torch.linalg.vector_norm(self.gradient))
         # A Huber loss has a finite gradient even where the loss is infinite: both are looked at.
         if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):
@@ -173,6 +181,13 @@ class Learner:
             self.optimizers[group].step(self._lr())
         self._latest = loss.metrics
         return True
+
+    def _look_ahead(self, stream: torch.cuda.Stream) -> None:
+        """Draws the next batch and brings it to the GPU."""
+        if self._fetched or self._fetch():
+            sample = self._fetched[0]
+            self._ahead = Batch(sample.rows, sample.starts, sample.weights, self.device)
+            self._ahead.move(stream)
 
     def _lr(self) -> float:
         if not self.config.anneal:

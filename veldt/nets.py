@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from veldt import callables
 from veldt.errors import UserError
@@ -85,8 +86,11 @@ class ConvNet(nn.Module, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         image = self.image
-        x = as_float(x.movedim(-1, -3).contiguous() if image.channels_last else x)
-        x = self.convolve(x.reshape(len(x), image.channels, image.height, image.width))
+        x = x.movedim(-1, -3).contiguous() if image.channels_last else x
+        x = x.reshape(len(x), image.channels, image.height, image.width)
+        if x.is_cuda:  # as its kernels want it: otherwise each of them has to turn it around
+            x = x.contiguous(memory_format=torch.channels_last)
+        x = self.convolve(as_float(x))
         return F.relu(self.linear(x.flatten(1)))
 
 
@@ -244,31 +248,37 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> tuple[Tensor, Tensor, Tensor]:
         """From the state h, c [B, size] before the first row; returns outputs and the state after the last row.
 
-        Where `first`, an array [B, T], the state before that row is zero. None: the rows go on from the state given. The
-        kernel knows no episodes, so it runs from each row where one begins to the next.
+        Where `first`, an array [B, T], the state before that row is zero. None: the rows go on from the state given.
         """
-        cuts = [] if first is None else np.flatnonzero(first.any(0)).tolist()
-        out = []
-        for start, stop in pairwise(sorted({0, *cuts, x.shape[1]})):
-            if start in cuts:
-                assert first is not None
-                begins = torch.from_numpy(first[:, start]).to(x.device)[:, None]
-                h, c = h.masked_fill(begins, 0), c.masked_fill(begins, 0)
-            y, (hn, cn) = self.cell(x[:, start:stop], (h[None], c[None]))
-            h, c = hn[0], cn[0]
-            out.append(y)
-        return torch.cat(out, 1) if len(out) > 1 else out[0], h, c
+        if first is not None and first.any():
+            return self.outputs(x, h, c, first), *self.after(x, h, c, first)
+        y, (h, c) = self.cell(x, (h[None], c[None]))
+        return y, h[0], c[0]
 
     def outputs(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> Tensor:
-        """The outputs alone, with one call of the kernel: episodes become sequences of their own."""
-        if first is None or not first[:, 1:].any():
-            y: Tensor = self(x, h, c, first)[0]
+        """The outputs alone. The kernel knows no episodes, so each is a sequence of its own."""
+        if first is None or not first.any():
+            y: Tensor = self.cell(x, (h[None], c[None]))[0]
             return y
         rows, place, lane, fresh = (torch.from_numpy(a).to(x.device) for a in episodes(first))
         h, c = (s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))
         y, _ = self.cell(x.flatten(0, 1)[rows], (h[None], c[None]))
         y = y.flatten(0, 1)[place]
         return y
+
+    def after(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> tuple[Tensor, Tensor]:
+        """The state alone. It depends on the last episode only."""
+        if first is None or not first.any():
+            _, (h, c) = self.cell(x, (h[None], c[None]))
+            return h[0], c[0]
+        steps = first.shape[1]
+        begin = np.where(first.any(1), steps - 1 - first[:, ::-1].argmax(1), 0)  # [B], its first row here
+        rows = np.minimum(begin[:, None] + np.arange(steps - begin.min()), steps - 1)
+        fresh = torch.from_numpy(first.any(1)).to(x.device)[:, None]
+        last = x.gather(1, torch.from_numpy(rows).to(x.device)[:, :, None].expand(-1, -1, x.shape[2]))
+        packed = pack_padded_sequence(last, torch.from_numpy(steps - begin), batch_first=True, enforce_sorted=False)
+        _, (h, c) = self.cell(packed, (h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None]))
+        return h[0], c[0]
 
 
 def episodes(first: Array) -> tuple[Array, Array, Array, Array]:

@@ -280,7 +280,7 @@ def r2d2(env: str) -> Config:
             alpha=0.9,
             beta=0.6,
             min_size=200,
-            samples_per_insert=4.0,
+            samples_per_insert=8.0,
         ),
         learner=LearnerConfig(
             batch=32, lr=1e-3, anneal=True, eps=1e-5, clip_norm=40.0, target_every=200, publish_every=5, prefetch=4

@@ -65,6 +65,7 @@ class Replay:
         slack: float = 0.0,  # inserts may exceed the capacity by this part until trim()
         seed: int = 0,
         memory: BlockMemory | None = None,  # the one that the selector was made with
+        pinned: bool = False,  # samples lie where a GPU can read them by itself
     ) -> None:
         memory = memory or PrivateMemory()
         self.schema, self.selector, self.limiter = schema, selector, limiter
@@ -83,7 +84,7 @@ class Replay:
         self.evicted = 0  # items
         self.duplicates = 0  # blocks that came twice
         self.latest: dict[int, tuple[int, int]] = {}  # actor -> (incarnation, sequence) of its last block
-        self._buffers = Buffers()
+        self._buffers = Buffers(pinned)
         self._blanks = schema.window.slices and schema.window.before > 0
         self._packed = [name for name in schema.layout.spec if is_observation(name) and name not in schema.layout.large]
         if memory.found:

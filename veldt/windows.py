@@ -76,12 +76,13 @@ class Buffers:
 
     SHAPES = 8  # how many different ones
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned  # pages that a GPU can read by itself
         self._kept: dict[tuple[tuple[int, ...], np.dtype[np.generic]], list[Array]] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return Buffers, ()  # a copy in another process begins with none
+        return Buffers, (self.pinned,)  # a copy in another process begins with none
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         dtype = np.dtype(dtype)
@@ -95,7 +96,7 @@ class Buffers:
                 if sys.getrefcount(kept[i]) == ALONE:
                     array = kept[i]
                     return array
-            array = np.empty(shape, dtype)
+            array = _pinned(shape, dtype) if self.pinned else np.empty(shape, dtype)
             if len(kept) < self.KEEP:
                 kept.append(array)
             return array
@@ -103,6 +104,14 @@ class Buffers:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for kept in self._kept.values() for array in kept)
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    import torch
+
+    raw = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True).numpy()
+    array: Array = np.ndarray(shape, dtype, raw)
+    return array
 
 
 _probe = [np.empty(0)]

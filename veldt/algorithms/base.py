@@ -30,8 +30,14 @@ class Batch:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._moved:
-            self._moved[name] = torch.from_numpy(self.host[name]).to(self.device)
+            self._moved[name] = torch.from_numpy(self.host[name]).to(self.device, non_blocking=True)
         return self._moved[name]
+
+    def move(self, stream: torch.cuda.Stream) -> None:
+        """Begins to bring all columns to the GPU, beside what it is doing; whoever reads them waits for the stream."""
+        with torch.cuda.stream(stream):
+            for name in self.host:
+                self[name].record_stream(torch.cuda.default_stream(self.device))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.host)

@@ -46,8 +46,8 @@ class RecurrentQ(nn.Module):
 
     def __init__(self, torso: nn.Module, features: int, actions: int, lstm: int, head: int) -> None:
         super().__init__()
+        self.core = LSTM(features + actions + 1, lstm) if lstm else None  # first: cuDNN copies weights that lie elsewhere
         self.torso, self.actions = torso, actions
-        self.core = LSTM(features + actions + 1, lstm) if lstm else None
         self.head = QHead(lstm or features, actions, dueling=True, hidden=head)
 
     def forward(self, rows: Rows, state: Tensors) -> Tensor:
@@ -68,7 +68,7 @@ class RecurrentQ(nn.Module):
         """The state after the rows; no gradient goes into them."""
         if self.core is None or not rows.reward.shape[1]:
             return state
-        _, h, c = self.core(self._input(rows), state[H], state[C], rows.first)
+        h, c = self.core.after(self._input(rows), state[H], state[C], rows.first)
         return {H: h, C: c}
 
     def _input(self, rows: Rows) -> Tensor:

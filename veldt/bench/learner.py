@@ -81,7 +81,7 @@ def make_learner(env: EnvSpec, algorithm: DQN | R2D2, batch: int, blocks: int, d
     rows = {**env.step, "action": env.action, **algorithm.extras(env)}
     schema = Schema(rows, algorithm.window, fresh, algorithm.state(env))
     selector = Prioritized(blocks * schema.starts)
-    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks)
+    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, pinned=device != "cpu")
     rng = np.random.default_rng(0)
     for number in range(blocks):
         store.insert(random_block(schema, env, number, rng), rng.random(schema.starts))
