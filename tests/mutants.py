@@ -66,6 +66,7 @@ OPTIM = "tests/test_optim.py::"
 VTRACE = "tests/test_vtrace.py::"
 IMPALA = "tests/test_impala.py::"
 INFERENCE = "tests/test_inference.py::"
+R2D2 = "tests/test_r2d2.py::"
 ACTOR = "tests/test_actor.py::"
 
 ALONE = PROPERTIES + "test_a_vector_gives_the_transitions_of_its_environments_alone"
@@ -75,6 +76,11 @@ MACHINE = STORE + "TestReplay"
 DEFINITION = VTRACE + "test_vtrace_is_the_sum_of_the_definition"
 LOSS = VTRACE + "test_loss_and_gradient_are_their_definition"
 SAW = VTRACE + "test_with_the_weights_that_acted_the_learner_finds_the_recorded_policy"
+LEARNED = R2D2 + "test_loss_gradient_and_priorities_are_their_definition"
+STORED = R2D2 + "test_the_stored_state_is_that_of_the_episode_so_far"
+RECORDED = R2D2 + "test_with_the_weights_that_acted_the_learner_finds_the_recorded_values"
+AT_FIRST = R2D2 + "test_initial_priorities_are_their_definition"
+PADDING = R2D2 + "test_padding_and_the_action_of_a_last_row_do_not_matter"
 PROTOCOL = ATARI + "test_every_protocol_equals_gymnasiums_with_the_same_settings[dqn]"
 
 MUTANTS = [
@@ -652,8 +658,8 @@ MUTANTS = [
         "weights-inverted",
         "Importance weights have the wrong sign in their exponent: what is drawn often counts more, not less.",
         "selectors.py",
-        "(size * draw.probability) ** -self.beta",
-        "(size * draw.probability) ** self.beta",
+        "(size * probability) ** -self.beta",
+        "(size * probability) ** self.beta",
         (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
     ),
     Mutant(
@@ -1035,15 +1041,15 @@ MUTANTS = [
         "uint8-not-scaled",
         "Pixels reach the network as 0 ... 255.",
         "nets.py",
-        "(1 / 255)",
-        "(1.0)",
+        "x.float().mul_(1 / 255)",
+        "x.float().mul_(1.0)",
         (NETS + "test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are",),
     ),
     Mutant(
         "dueling-without-the-mean",
         "The dueling head adds value and advantages, and does not subtract their mean.",
         "nets.py",
-        "return value + advantage - advantage.mean(1, keepdim=True)",
+        "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage",
         (NETS + "test_dueling_subtracts_the_mean_over_actions",),
     ),
@@ -1051,7 +1057,7 @@ MUTANTS = [
         "dueling-mean-over-the-batch",
         "The dueling head subtracts the mean over the batch, so that the values of a state depend on its batch.",
         "nets.py",
-        "return value + advantage - advantage.mean(1, keepdim=True)",
+        "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage - advantage.mean(0, keepdim=True)",
         (NETS + "test_the_values_of_a_state_do_not_depend_on_its_batch_mates",),
     ),
@@ -1259,10 +1265,10 @@ MUTANTS = [
     ),
     Mutant(
         "lstm-not-reset-inside",
-        "An episode that begins inside an unroll goes on with the state of the one before.",
+        "An episode that begins inside an unroll goes on with the state that the unroll began with.",
         "nets.py",
-        "h, c = h * keep[:, t], c * keep[:, t]",
-        "h, c = h * keep[:, 0], c * keep[:, 0]",
+        "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
+        "(s[lane] for s in (h, c))",
         (
             SAW,
             NETS + "test_an_lstm_begins_anew_with_every_episode",
@@ -1272,16 +1278,48 @@ MUTANTS = [
         "lstm-cell-not-reset",
         "Where an episode begins only the LSTM's output is reset, not its cell.",
         "nets.py",
-        "h, c = h * keep[:, t], c * keep[:, t]",
-        "h = h * keep[:, t]",
+        "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
+        "(h[lane].masked_fill(fresh[:, None], 0), c[lane])",
         (SAW,),
+    ),
+    Mutant(
+        "lstm-rows-of-another-episode",
+        "Rows get the outputs of the sequence before theirs.",
+        "nets.py",
+        "number = begins.reshape(-1).cumsum() - 1",
+        "number = (begins.reshape(-1).cumsum() - 2).clip(0)",
+        (NETS + "test_episodes_are_sequences_of_their_own_and_every_row_is_found_again",),
+    ),
+    Mutant(
+        "lstm-runs-through-episodes",
+        "An episode that begins inside an unroll goes on with the state of the one before.",
+        "nets.py",
+        "if first is None or not first.any():\n            y: Tensor",
+        "if True:\n            y: Tensor",
+        (SAW,),
+    ),
+    Mutant(
+        "burn-in-not-reset",
+        "The last episode of a burn-in begins with the state that the window was given.",
+        "nets.py",
+        "(h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None])",
+        "(h[None], c[None])",
+        (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
+    ),
+    Mutant(
+        "burn-in-through-episodes",
+        "The state after a burn-in comes from the first episode that begins in it, and runs through the others.",
+        "nets.py",
+        "steps - 1 - first[:, ::-1].argmax(1)",
+        "first.argmax(1)",
+        (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
     ),
     Mutant(
         "lstm-from-zero",
         "The learner begins every unroll with a state of zero instead of the recorded one.",
         "algorithms/vtrace.py",
-        "self.core(x, state[H], state[C], first)",
-        "self.core(x, 0 * state[H], 0 * state[C], first)",
+        "self._input(obs, taken, reward), state[H], state[C], first)",
+        "self._input(obs, taken, reward), 0 * state[H], 0 * state[C], first)",
         (SAW,),
     ),
     Mutant(
@@ -1481,6 +1519,282 @@ MUTANTS = [
         "(earlier := self._open.pop(group, None)) is not None:  # of a life that is over",
         "(earlier := self._open.get(group)) is None and earlier:",
         (INFERENCE + "test_what_a_dead_client_asked_does_not_hold_up_its_successor",),
+    ),
+    # R2D2
+    Mutant(
+        "stored-state-after-the-burn-in",
+        "A window is given the recurrent state of the row after its burn-in, which is then run through once more.",
+        "recorder.py",
+        "slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)",
+        "slice(window.before, window.before + self.schema.fresh, window.stride)",
+        (
+            STORED,
+            RECORDED,
+        ),
+    ),
+    Mutant(
+        "stored-state-not-moved",
+        "The states of a block's context are not moved with its rows, so every block but the first has those of others.",
+        "recorder.py",
+        "        for array in (*self.rows.values(), *self.states.values()):\n            array[:, :keep]",
+        "        for array in self.rows.values():\n            array[:, :keep]",
+        (STORED,),
+    ),
+    Mutant(
+        "stored-state-not-used",
+        "Every window begins with a state of zero, stored state or not.",
+        "algorithms/r2d2.py",
+        "name: x if self.stored_state else torch.zeros_like(x) for name, x in batch",
+        "name: torch.zeros_like(x) for name, x in batch",
+        (
+            LEARNED,
+            RECORDED,
+        ),
+    ),
+    Mutant(
+        "zero-state-is-the-stored-one",
+        "A window that should begin with a state of zero begins with the stored one.",
+        "algorithms/r2d2.py",
+        "name: x if self.stored_state else torch.zeros_like(x) for name, x in batch",
+        "name: x for name, x in batch",
+        (LEARNED,),
+    ),
+    Mutant(
+        "target-burnt-in-online",
+        "The target network begins with the state that the online network was burnt in to.",
+        "algorithms/r2d2.py",
+        "target(after, target.burn_in(before, state))",
+        "target(after, net.burn_in(before, state))",
+        (
+            R2D2 + "test_each_network_makes_its_own_state",
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "target-not-burnt-in",
+        "The target network begins with the stored state itself.",
+        "algorithms/r2d2.py",
+        "target(after, target.burn_in(before, state))",
+        "target(after, state)",
+        (
+            R2D2 + "test_each_network_makes_its_own_state",
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "gradient-into-the-burn-in",
+        "The burn-in is trained through.",
+        "algorithms/r2d2.py",
+        "    @torch.no_grad()\n    def burn_in",
+        "    def burn_in",
+        (
+            R2D2 + "test_no_gradient_goes_into_the_burn_in",
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "r2d2-padding-trained",
+        "Steps that are padding, or whose return is not there, are trained on.",
+        "algorithms/r2d2.py",
+        'trainable(batch.host["valid"], batch.host["last"], self.n)',
+        'trainable(batch.host["valid"] | True, batch.host["last"], self.n)',
+        (
+            PADDING,
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "r2d2-last-row-trained",
+        "The last row of an episode, whose action was never applied, is trained on.",
+        "algorithms/r2d2.py",
+        'trainable(batch.host["valid"], batch.host["last"], self.n)',
+        'trainable(batch.host["valid"], batch.host["last"] & False, self.n)',
+        (
+            PADDING,
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "priority-mean-over-all-rows",
+        "The mean in a window's priority is over all its rows, those that do not train too.",
+        "algorithms/r2d2.py",
+        "td.sum(-1) / trains.sum(-1).clip(1)",
+        "td.mean(-1)",
+        (
+            LEARNED,
+            AT_FIRST,
+        ),
+    ),
+    Mutant(
+        "initial-priority-of-padding",
+        "The errors of rows that do not train count in the first priorities.",
+        "algorithms/r2d2.py",
+        "td = xp.where(trains, td, xp.zeros_like(td))",
+        "pass",
+        (AT_FIRST,),
+    ),
+    Mutant(
+        "priority-is-the-largest-error",
+        "The priority of a window is its largest error alone.",
+        "algorithms/r2d2.py",
+        "return self.eta * largest + (1 - self.eta) * td.sum(-1) / trains.sum(-1).clip(1)",
+        "return largest",
+        (
+            LEARNED,
+            AT_FIRST,
+        ),
+    ),
+    Mutant(
+        "priority-is-the-mean-error",
+        "The priority of a window is its mean error alone.",
+        "algorithms/r2d2.py",
+        "return self.eta * largest + (1 - self.eta) * td.sum(-1) / trains.sum(-1).clip(1)",
+        "return td.sum(-1) / trains.sum(-1).clip(1)",
+        (
+            LEARNED,
+            AT_FIRST,
+        ),
+    ),
+    Mutant(
+        "initial-priorities-not-rescaled",
+        "The first priorities are errors of returns, those of the learner errors under h.",
+        "algorithms/r2d2.py",
+        'np.abs(self.h(step.reward + step.discount * self.h_inverse(v_t)) - columns["q"][..., : len(rows)])',
+        'np.abs(step.reward + step.discount * self.h_inverse(v_t) - self.h_inverse(columns["q"][..., : len(rows)]))',
+        (AT_FIRST,),
+    ),
+    Mutant(
+        "initial-priorities-of-the-burn-in",
+        "The first priority of a window is that of the rows of its burn-in.",
+        "algorithms/r2d2.py",
+        "range(window.before, window.before + schema.fresh, window.stride)",
+        "range(window.history - 1, window.history - 1 + schema.fresh, window.stride)",
+        (AT_FIRST,),
+    ),
+    Mutant(
+        "no-action-before-a-window",
+        "At a window's first row there is no last action.",
+        "algorithms/r2d2.py",
+        "torch.cat((batch.starts[TAKEN][:, None], own), 1)",
+        "torch.cat((0 * batch.starts[TAKEN][:, None], own), 1)",
+        (
+            RECORDED,
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "no-reward-before-a-window",
+        "At a window's first row there is no last reward.",
+        "algorithms/r2d2.py",
+        'first, reward = batch["first"][:, at:], batch["reward"][:, at:]',
+        'first, reward = batch["first"][:, at:], F.pad(batch["reward"][:, at + 1 :], (1, 0))',
+        (
+            RECORDED,
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "r2d2-last-action-across-episodes",
+        "The first row of an episode is told the last action of the one before.",
+        "algorithms/r2d2.py",
+        "own), 1) * (~first)[:, :, None]",
+        "own), 1)",
+        (
+            RECORDED,
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "state-moves-on-with-the-greedy-action",
+        "The network is told that the greedy action was taken, where it was a random one.",
+        "algorithms/r2d2.py",
+        'F.one_hot(torch.from_numpy(out["action"]).to(q.device), net.actions)',
+        "F.one_hot(q[:, 0].argmax(1), net.actions)",
+        (
+            R2D2 + "test_the_state_moves_on_with_the_action_that_was_taken",
+            STORED,
+        ),
+    ),
+    Mutant(
+        "r2d2-state-crosses-episodes",
+        "An episode that begins inside a window goes on with the state of the one before.",
+        "algorithms/r2d2.py",
+        'return Rows(obs, taken, reward, batch.host["first"][:, at:])',
+        'return Rows(obs, taken, reward, np.zeros_like(batch.host["first"][:, at:]))',
+        (
+            R2D2 + "test_nothing_before_an_episode_is_known_in_it",
+            RECORDED,
+        ),
+    ),
+    Mutant(
+        "r2d2-return-into-the-next-episode",
+        "A return goes on into the first row of the next episode.",
+        "algorithms/r2d2.py",
+        'for name in ("reward", "discount", "last")))\n            r, discount, m',
+        'for name in ("reward", "discount", "first")))\n            r, discount, m',
+        (LEARNED,),
+    ),
+    Mutant(
+        "r2d2-bootstrap-beyond-the-end",
+        "The return of a truncated episode is bootstrapped from a row after it.",
+        "algorithms/r2d2.py",
+        "v.gather(1, m + torch.arange",
+        "v.gather(1, 0 * m + self.n + torch.arange",
+        (LEARNED,),
+    ),
+    Mutant(
+        "r2d2-target-chooses",
+        "The target network chooses the action that it is bootstrapped with.",
+        "algorithms/r2d2.py",
+        "q_target.gather(2, q.argmax(2, keepdim=True))",
+        "q_target.gather(2, q_target.argmax(2, keepdim=True))",
+        (
+            R2D2 + "test_the_bootstrap_is_the_targets_value_of_the_online_networks_choice",
+            LEARNED,
+        ),
+    ),
+    Mutant(
+        "target-value-not-unrescaled",
+        "The value that is bootstrapped with stays under h.",
+        "algorithms/r2d2.py",
+        "v = self.h_inverse(q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))",
+        "v = q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2)",
+        (LEARNED,),
+    ),
+    Mutant(
+        "target-not-rescaled",
+        "The target is a return, the value that learns it is under h.",
+        "algorithms/r2d2.py",
+        "y = self.h(r + discount * v_t)",
+        "y = r + discount * v_t",
+        (LEARNED,),
+    ),
+    Mutant(
+        "inverse-of-h-without-its-square",
+        "The inverse of h lacks its square.",
+        "returns.py",
+        "(root * root - 1)",
+        "(root - 1)",
+        (R2D2 + "test_h_and_its_inverse_undo_each_other",),
+    ),
+    Mutant(
+        "r2d2-weights-ignored",
+        "Importance weights do not weight the loss.",
+        "algorithms/r2d2.py",
+        "torch.dot(batch.weights, 0.5 * td",
+        "torch.dot(torch.ones_like(batch.weights), 0.5 * td",
+        (LEARNED,),
+    ),
+    Mutant(
+        "delta-q-without-the-truth",
+        "Delta-Q counts windows whose episode began before the block, whose true state nobody knows.",
+        "algorithms/r2d2.py",
+        "first[:, :o].any(1) & ",
+        "",
+        (
+            R2D2 + "test_delta_q_leaves_out_windows_of_episodes_that_began_elsewhere",
+            R2D2 + "test_delta_q_is_its_definition",
+        ),
     ),
 ]
 

@@ -351,8 +351,9 @@ def vtrace_advantage(
     return min(pg, float(ratio[s])) * (float(reward[s + 1]) + gamma * float(discount[s + 1]) * after - float(value[s]))
 
 
-def lstm_cell(x: Any, h: Any, c: Any, inputs: Any, bias: Any, hidden: Any) -> tuple[Any, Any]:
-    """One step of an LSTM on vectors, in torch; its gates in the order in, forget, out, new."""
-    i, f, o, new = (inputs @ x + bias + hidden @ h).chunk(4)
+def lstm_cell(x: Any, h: Any, c: Any, cell: nn.LSTM) -> tuple[Any, Any]:
+    """One step of an LSTM on vectors, with the weights of torch's: its gates in the order in, forget, new, out."""
+    to = [p.to(x.dtype) for p in (cell.weight_ih_l0, cell.weight_hh_l0, cell.bias_ih_l0, cell.bias_hh_l0)]
+    i, f, new, o = (to[0] @ x + to[2] + to[1] @ h + to[3]).chunk(4)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(new)
     return torch.sigmoid(o) * torch.tanh(c), c

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import examples, lstm_cell
 from torch import nn
 
 from veldt.algorithms.dqn import DQN
@@ -24,6 +28,10 @@ from veldt.nets import (
     QHead,
     QNetwork,
     ResidualBlock,
+    each,
+    episodes,
+    flat_rows,
+    recurrent_input,
     torso_for,
 )
 from veldt.params import export, restore
@@ -348,72 +356,108 @@ def test_weights_of_another_network_are_refused_in_words() -> None:
 # LSTM
 
 
-def lstm_like_torchs(inputs: int, width: int) -> tuple[LSTM, nn.LSTM]:
-    """One of ours and one of torch's with its weights; torch has the gates in, forget, new, out."""
+def rows_alone(net: LSTM, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, first: np.ndarray) -> tuple[torch.Tensor, ...]:
+    """What an LSTM gives by definition: row by row, from the state given, or from zero where an episode begins."""
+    y, hs, cs = [], [], []
+    for b in range(len(x)):
+        before = (h[b], c[b])
+        for t in range(x.shape[1]):
+            if first[b, t]:
+                before = (torch.zeros_like(h[b]), torch.zeros_like(c[b]))
+            before = lstm_cell(x[b, t], *before, net.cell)
+            y.append(before[0])
+        hs.append(before[0]), cs.append(before[1])
+    return torch.stack(y).unflatten(0, x.shape[:2]), torch.stack(hs), torch.stack(cs)
+
+
+def lstm_and_inputs(batch: int, rows: int, inputs: int = 4, width: int = 3) -> tuple[LSTM, list[torch.Tensor]]:
     torch.manual_seed(0)
-    ours, theirs = LSTM(inputs, width), nn.LSTM(inputs, width, batch_first=True)
-    i, f, o, new = (torch.arange(k * width, (k + 1) * width) for k in range(4))
-    order = torch.cat([i, f, new, o])
-    with torch.no_grad():
-        theirs.weight_ih_l0.copy_(ours.inputs.weight[order])
-        theirs.weight_hh_l0.copy_(ours.hidden.weight[order])
-        theirs.bias_ih_l0.copy_(ours.inputs.bias[order])
-        theirs.bias_hh_l0.zero_()
-    return ours, theirs
+    leaves = [torch.randn(batch, rows, inputs), torch.randn(batch, width), torch.randn(batch, width)]
+    return LSTM(inputs, width), [x.requires_grad_() for x in leaves]
 
 
-def test_an_lstm_is_torchs() -> None:
-    ours, theirs = lstm_like_torchs(5, 7)
-    x, h, c = torch.randn(3, 6, 5), torch.randn(3, 7), torch.randn(3, 7)
-    found = ours(x, h, c, torch.zeros(3, 6, dtype=torch.bool))
-    y, (h_after, c_after) = theirs(x, (h[None], c[None]))
-    for one, other in zip(found, (y, h_after[0], c_after[0]), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    grads = torch.autograd.grad(found[0].square().sum(), [ours.inputs.weight, ours.hidden.weight])
-    others = torch.autograd.grad(y.square().sum(), [theirs.weight_ih_l0, theirs.weight_hh_l0])
-    order = torch.cat([torch.arange(k * 7, (k + 1) * 7) for k in (0, 1, 3, 2)])
-    for one, other in zip(grads, others, strict=True):
-        torch.testing.assert_close(one, other[order], rtol=1e-4, atol=1e-5)
+def check_lstm(net: LSTM, leaves: list[torch.Tensor], first: np.ndarray | None) -> None:
+    """Outputs, the state after them, and the gradient of all of these to weights, inputs and the state before; and the same
+    for the outputs alone, and for the state alone."""
+    before = None if first is None else first.copy()
+    by_hand = rows_alone(net, *leaves, np.zeros(leaves[0].shape[:2], np.bool_) if first is None else first)
+    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) for x in by_hand]
+    all_, alone, after = slice(None), slice(1), slice(1, None)
+    for found, part in (
+        (net(*leaves, first), all_),
+        ((net.outputs(*leaves, first),), alone),
+        (net.after(*leaves, first), after),
+    ):
+        expected, slopes = by_hand[part], []
+        for out in (found, expected):
+            total = sum(((x * w).sum() for x, w in zip(out, weights[part], strict=True)), torch.zeros(()))
+            leaf = [*net.parameters(), *leaves]
+            slopes.append(torch.autograd.grad(total, leaf, retain_graph=True, materialize_grads=True))
+        for one, other in (*zip(found, expected, strict=True), *zip(*slopes, strict=True)):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    assert first is None or (first == before).all(), "what is given stays as it is"
+
+
+@pytest.mark.parametrize("first", [None, np.zeros((3, 6), np.bool_)], ids=["None", "nowhere"])
+def test_an_lstm_is_its_equations(first: np.ndarray | None) -> None:
+    check_lstm(*lstm_and_inputs(3, 6, 5, 7), first)
 
 
 @pytest.mark.parametrize("begins", [[0], [3], [5], [0, 2, 3], [1, 5]], ids=str)
 def test_an_lstm_begins_anew_with_every_episode(begins: list[int]) -> None:
-    """The same as running the pieces alone, each from zero; only what comes before the first of them has the state given.
-    In the other row no episode begins."""
-    ours, theirs = lstm_like_torchs(4, 3)
-    x, h, c = torch.randn(2, 6, 4), torch.randn(2, 3), torch.randn(2, 3)
-    first = torch.zeros(2, 6, dtype=torch.bool)
+    """From zero; only what comes before the first of them has the state given. In the other row no episode begins."""
+    first = np.zeros((2, 6), np.bool_)
     first[0, begins] = True
-    y, h_after, c_after = ours(x, h, c, first)
-    for b, edges in ((0, sorted({0, *begins, 6})), (1, [0, 6])):
-        pieces = []
-        for start, stop in pairwise(edges):
-            fresh = bool(first[b, start])
-            before = tuple(torch.zeros(1, 1, 3) if fresh else s[None, b : b + 1] for s in (h, c))
-            piece, after = theirs(x[b : b + 1, start:stop], before)
-            pieces.append(piece[0])
-        torch.testing.assert_close(y[b], torch.cat(pieces), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(h_after[b], after[0][0, 0], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(c_after[b], after[1][0, 0], rtol=1e-5, atol=1e-6)
+    check_lstm(*lstm_and_inputs(2, 6), first)
+
+
+@st.composite
+def beginnings(draw: Any) -> np.ndarray:
+    """Where episodes begin in rows [B, T]."""
+    shape = draw(st.tuples(st.integers(1, 5), st.integers(1, 9)))
+    often = draw(st.sampled_from([1, 2, 5]))
+    flags = draw(st.lists(st.integers(0, often), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))
+    return np.array(flags).reshape(shape) == often
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(beginnings())
+def test_an_lstm_is_its_equations_wherever_episodes_begin(first: np.ndarray) -> None:
+    check_lstm(*lstm_and_inputs(*first.shape), first)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(beginnings())
+def test_episodes_are_sequences_of_their_own_and_every_row_is_found_again(first: np.ndarray) -> None:
+    b, t = first.shape
+    rows, place, lane, fresh = episodes(first)
+    pieces = []  # by definition: lane, first row and the one after the last
+    for i in range(b):
+        pieces += [(i, start, stop) for start, stop in pairwise(sorted({0, *np.flatnonzero(first[i]).tolist(), t}))]
+    longest = max(stop - start for _, start, stop in pieces)
+    assert rows.shape == (len(pieces), longest) and place.shape == (b, t) and (rows >= 0).all() and (rows < b * t).all()
+    for e, (i, start, stop) in enumerate(pieces):
+        assert lane[e] == i and fresh[e] == first[i, start]
+        assert rows[e, : stop - start].tolist() == list(range(i * t + start, i * t + stop))
+        assert place[i, start:stop].tolist() == list(range(e * longest, e * longest + stop - start))
 
 
 def test_an_lstm_passes_no_gradient_into_the_episode_before() -> None:
-    ours, _ = lstm_like_torchs(4, 3)
-    x = torch.randn(1, 6, 4, requires_grad=True)
-    h, c = torch.randn(1, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True)
-    y, _, _ = ours(x, h, c, torch.tensor([[False, False, False, True, False, False]]))
-    for grad in torch.autograd.grad(y[:, 3:].sum(), [x, h, c], retain_graph=True):
-        assert not grad[:, :3].any()
-    assert all(grad.any() for grad in torch.autograd.grad(y[:, 2].sum(), [x, h, c]))
+    net, (x, h, c) = lstm_and_inputs(1, 6)
+    first = np.array([[False, False, False, True, False, False]])
+    for y in (net(x, h, c, first)[0], net.outputs(x, h, c, first)):
+        for grad in torch.autograd.grad(y[:, 3:].sum(), [x, h, c], retain_graph=True, materialize_grads=True):
+            assert not grad[:, :3].any()
+        assert all(grad.any() for grad in torch.autograd.grad(y[:, 2].sum(), [x, h, c]))
 
 
 def test_an_lstm_cut_in_two_gives_the_same() -> None:
-    ours, _ = lstm_like_torchs(4, 3)
-    x, first = torch.randn(2, 7, 4), torch.rand(2, 7) < 0.3
-    h, c = torch.randn(2, 3), torch.randn(2, 3)
-    whole, *state = ours(x, h, c, first)
-    front, *between = ours(x[:, :4], h, c, first[:, :4])
-    back, *after = ours(x[:, 4:], *between, first[:, 4:])
+    net, (x, h, c) = lstm_and_inputs(2, 7)
+    first = np.random.default_rng(0).random((2, 7)) < 0.3
+    assert first[:, :4].any() and first[:, 4:].any()
+    whole, *state = net(x, h, c, first)
+    front, *between = net(x[:, :4], h, c, first[:, :4])
+    back, *after = net(x[:, 4:], *between, first[:, 4:])
     torch.testing.assert_close(torch.cat([front, back], 1), whole)
     torch.testing.assert_close(after, state)
 
@@ -421,7 +465,43 @@ def test_an_lstm_cut_in_two_gives_the_same() -> None:
 def test_the_forget_gate_begins_open() -> None:
     torch.manual_seed(0)
     net = LSTM(5, 16)
-    bias = net.inputs.bias.detach().reshape(4, 16)
-    assert (bias[1] > 0.7).all() and bias[[0, 2, 3]].abs().max() <= 0.25
-    assert net.inputs.weight.abs().max() <= 0.25 and net.hidden.bias is None
-    assert size(net) == 4 * 16 * (5 + 16 + 1)
+    bias = (net.cell.bias_ih_l0 + net.cell.bias_hh_l0).detach().reshape(4, 16)
+    assert (bias[1] >= 0.5).all() and bias[[0, 2, 3]].abs().max() <= 0.5
+    assert net.cell.weight_ih_l0.abs().max() <= 0.25 and net.cell.weight_hh_l0.abs().max() <= 0.25
+    assert size(net) == 4 * 16 * (5 + 16 + 2)
+
+
+# A head with hidden layers, and rows
+
+
+@pytest.mark.parametrize("leading", [(5,), (2, 3)])
+def test_the_streams_of_a_dueling_head_may_have_a_hidden_layer(leading: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    head = QHead(6, 4, dueling=True, hidden=8)
+    assert size(head) == 2 * (6 * 8 + 8) + (8 * 4 + 4) + (8 + 1)
+    x = torch.randn(*leading, 6)
+    q = head(x)
+    assert q.shape == (*leading, 4)
+    for row, found in zip(x.reshape(-1, 6), q.reshape(-1, 4), strict=True):
+        v, a = (
+            (torch.relu(row @ s[0].weight.T + s[0].bias) @ s[2].weight.T + s[2].bias) for s in (head.value, head.advantage)
+        )
+        torch.testing.assert_close(found, v + a - sum(a) / 4)
+
+
+def test_rows_and_their_parts() -> None:
+    x, y = torch.arange(24).reshape(2, 3, 4), torch.arange(6).reshape(2, 3)
+    assert flat_rows(x).tolist() == x.reshape(6, 4).tolist()
+    assert {name: part.tolist() for name, part in flat_rows({"a": x, "b": y}).items()} == {
+        "a": x.reshape(6, 4).tolist(),
+        "b": list(range(6)),
+    }
+    assert each(y, lambda part: part + 1).tolist() == (y + 1).tolist()
+    assert each({"y": y}, lambda part: part + 1)["y"].tolist() == (y + 1).tolist()
+
+
+def test_what_an_lstm_sees_is_features_the_last_action_and_the_last_reward_clipped() -> None:
+    seen = recurrent_input(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[0.0, 1.0, 0.0]]]), torch.tensor([[-7.0]]))
+    assert seen.tolist() == [[[1, 2, 0, 1, 0, -1]]]
+    middle = recurrent_input(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), torch.tensor([[0.25]]))
+    assert middle.tolist() == [[[0.25]]]

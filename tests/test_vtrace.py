@@ -381,8 +381,7 @@ def rows_by_definition(of: VTraceActorCritic, net: PolicyAndValue, rows: Any, st
                 h, c, taken = (torch.zeros_like(x) for x in (h, c, taken))
             before = (h, c)
             x = torch.cat([features, taken, torch.tensor([max(-1.0, min(1.0, float(rows["reward"][t])))])])
-            weights = (net.core.inputs.weight, net.core.inputs.bias, net.core.hidden.weight)
-            features, c = lstm_cell(x, h, c, *weights)
+            features, c = lstm_cell(x, h, c, net.core.cell)
             h, taken = features, encoded(net, rows[net.distribution.taken][t])
         raw = net.head(features)
         out.append(Row(net.distribution.normalize(raw[:-1]), raw[-1], *before))
@@ -690,7 +689,7 @@ def test_with_the_weights_that_acted_the_learner_finds_the_recorded_policy(kind:
     assert len(valid) > 15 and inside.any() and not valid.all() and valid[:, -1].any()
     assert batch.host["first"][:, at].any() and not batch.host["first"][:, at].all(), "some begin with an episode"
     np.testing.assert_allclose(parameters.numpy()[valid], batch.host["logits"][:, at:][valid], atol=1e-5)
-    assert abs(batch.host["logits"][:, at:][valid].std(0)).max() > 0.1, "and it depends on what is seen"
+    assert abs(batch.host["logits"][:, at:][valid].std(0)).max() > 0.05, "and it depends on what is seen"
 
 
 @pytest.mark.parametrize("kind", ["lstm", "lstm and history"])
@@ -760,8 +759,10 @@ def test_an_episode_that_begins_knows_nothing_of_the_one_before(kind: str) -> No
 def test_what_an_lstm_sees_beside_the_features() -> None:
     """The action before, shifted by one row and none where an episode begins, and the reward on arriving, within 1."""
     of, net, batch = made(4)
+    assert net.core is not None
     seen: list[torch.Tensor] = []
-    net.core.inputs.register_forward_hook(lambda layer, x, y: seen.append(x[0]))  # type: ignore[union-attr]
+    outputs = net.core.outputs
+    net.core.outputs = lambda x, *more: seen.append(x) or outputs(x, *more)  # type: ignore[method-assign, func-returns-value]
     batch = changed(batch, "reward", (1, [1, 2]), [5.0, -5.0])
     of._forward(net, batch)
     extra = seen[0][:, :, 8:].detach().numpy()

@@ -359,10 +359,6 @@ class Config:
                 "of them more environments with --envs-per-actor."
             )
 
-        if self.actor.block % self.algorithm.window.stride:
-            raise UserError(
-                f"actor.block ({self.actor.block}) must be a multiple of algorithm.stride ({self.algorithm.window.stride})."
-            )
         check_probability("demo_ratio", self.demo_ratio)
         if self.demos and self.store.selector == "fifo":
             raise UserError(f"{self.recipe} learns each step once, from a queue: it cannot learn from demonstrations.")
@@ -387,6 +383,8 @@ class Config:
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}
         window = self.algorithm.window
+        if self.actor.block % window.stride:
+            raise UserError(f"actor.block ({self.actor.block}) must be a multiple of algorithm.stride ({window.stride}).")
         return Schema(rows, window, self.actor.block or window.stride, self.algorithm.state(env))
 
     @property

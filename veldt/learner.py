@@ -20,6 +20,7 @@ from veldt.algorithms.base import Algorithm, Batch, Loss
 from veldt.block import Schema
 from veldt.counters import Counters
 from veldt.errors import Diverged
+from veldt.nets import ConvNet
 from veldt.params import Params, Weights
 from veldt.step import EnvSpec
 from veldt.store import Sample, Store
@@ -55,6 +56,8 @@ class LearnerConfig:
     """Updates between two publications of the weights."""
     publish_lag: int = 0
     """Updates that published weights are behind on purpose, to see what lag does; a checkpoint publishes the newest."""
+    bfloat16: bool = False
+    """Convolutions are computed in bfloat16: faster on a GPU, and less exact."""
     prefetch: int = 1
     """Batches drawn from the store at once; priorities come back that much later."""
     trim_every: int = 100
@@ -80,6 +83,9 @@ class Learner:
         self.config, self.env_steps, self.device = config, env_steps, torch.device(device)
         torch.manual_seed(seed)
         self.net = algorithm.network(env).to(self.device)
+        for module in self.net.modules():
+            if isinstance(module, ConvNet):
+                module.in_bfloat16 = config.bfloat16
         self.target = copy.deepcopy(self.net).requires_grad_(False).eval()
         self.vector, self.target_vector = params.flatten(self.net), params.flatten(self.target)
         self.gradient = params.flatten_gradients(self.net)

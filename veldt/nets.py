@@ -64,6 +64,8 @@ class ConvNet(nn.Module, ABC):
     With `channels_last` it takes [B, ..., H, W, C] as cameras and renderers give it. History becomes channels.
     """
 
+    in_bfloat16 = False  # it computes so; weights and features are float32 all the same
+
     def __init__(self, image: Image, features: int) -> None:
         super().__init__()
         self.image, self.features = image, features
@@ -90,8 +92,11 @@ class ConvNet(nn.Module, ABC):
         x = x.reshape(len(x), image.channels, image.height, image.width)
         if x.is_cuda:  # as its kernels want it: otherwise each of them has to turn it around
             x = x.contiguous(memory_format=torch.channels_last)
-        x = self.convolve(as_float(x))
-        return F.relu(self.linear(x.flatten(1)))
+        if not self.in_bfloat16:
+            return F.relu(self.linear(self.convolve(as_float(x)).flatten(1)))
+        x = x.bfloat16().mul_(1 / 255) if x.dtype == torch.uint8 else x
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return F.relu(self.linear(self.convolve(x).flatten(1))).float()
 
 
 class Image(NamedTuple):
@@ -260,7 +265,7 @@ class LSTM(nn.Module):
         if first is None or not first.any():
             y: Tensor = self.cell(x, (h[None], c[None]))[0]
             return y
-        rows, place, lane, fresh = (torch.from_numpy(a).to(x.device) for a in episodes(first))
+        rows, place, lane, fresh = (on_device(a, x.device) for a in episodes(first))
         h, c = (s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))
         y, _ = self.cell(x.flatten(0, 1)[rows], (h[None], c[None]))
         y = y.flatten(0, 1)[place]
@@ -274,8 +279,9 @@ class LSTM(nn.Module):
         steps = first.shape[1]
         begin = np.where(first.any(1), steps - 1 - first[:, ::-1].argmax(1), 0)  # [B], its first row here
         rows = np.minimum(begin[:, None] + np.arange(steps - begin.min()), steps - 1)
-        fresh = torch.from_numpy(first.any(1)).to(x.device)[:, None]
-        last = x.gather(1, torch.from_numpy(rows).to(x.device)[:, :, None].expand(-1, -1, x.shape[2]))
+        began = np.asarray(first.any(1))
+        fresh = on_device(began, x.device)[:, None]
+        last = x.gather(1, on_device(rows, x.device)[:, :, None].expand(-1, -1, x.shape[2]))
         packed = pack_padded_sequence(last, torch.from_numpy(steps - begin), batch_first=True, enforce_sorted=False)
         _, (h, c) = self.cell(packed, (h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None]))
         return h[0], c[0]
@@ -397,6 +403,11 @@ def _fitting(image: Image | None, column: ArraySpec) -> str:
         return "large"
     certain = image.height == image.width or image.channels <= 4 or column.dtype == np.bool_
     return "minatar" if len(column.shape) == 3 and side >= 5 and certain else "mlp"
+
+
+def on_device(x: Array, device: torch.device) -> Tensor:
+    """Without waiting for what a GPU is doing: what is pageable is copied aside at once, what is pinned must stay."""
+    return torch.from_numpy(x).to(device, non_blocking=True)
 
 
 def as_float(x: Tensor) -> Tensor:

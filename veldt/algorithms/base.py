@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from veldt.block import Schema, Window
+from veldt.nets import on_device
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree
 
@@ -24,20 +25,21 @@ class Batch:
 
     def __init__(self, host: Tree, starts: Tree, weights: Array, device: torch.device) -> None:
         self.host, self.device = host, device
-        self.weights = torch.from_numpy(weights).to(device)  # [B]
+        self.weights = on_device(weights, device)  # [B]
         self._host_starts = starts
+        self._starts: Tensors | None = None
         self._moved: Tensors = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._moved:
-            self._moved[name] = torch.from_numpy(self.host[name]).to(self.device, non_blocking=True)
+            self._moved[name] = on_device(self.host[name], self.device)
         return self._moved[name]
 
     def move(self, stream: torch.cuda.Stream) -> None:
         """Begins to bring all columns to the GPU, beside what it is doing; whoever reads them waits for the stream."""
         with torch.cuda.stream(stream):
-            for name in self.host:
-                self[name].record_stream(torch.cuda.default_stream(self.device))
+            for x in (*(self[name] for name in self.host), *self.starts.values()):
+                x.record_stream(torch.cuda.default_stream(self.device))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.host)
@@ -48,7 +50,9 @@ class Batch:
     @property
     def starts(self) -> Tensors:
         """Columns [B, ...] of the window starts: the recurrent state."""
-        return {name: torch.from_numpy(x).to(self.device) for name, x in self._host_starts.items()}
+        if self._starts is None:
+            self._starts = {name: on_device(x, self.device) for name, x in self._host_starts.items()}
+        return self._starts
 
     def select(self, index: Array) -> Batch:
         """Some of the windows."""

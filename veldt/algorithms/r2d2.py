@@ -30,7 +30,7 @@ from veldt.algorithms.dqn import epsilon_greedy
 from veldt.algorithms.transitions import ActionValues
 from veldt.block import Schema, Window, observations, trainable
 from veldt.errors import UserError
-from veldt.nets import LSTM, QHead, each, features_of, flat_rows, made_by, recurrent_input, torso_for
+from veldt.nets import LSTM, QHead, each, features_of, flat_rows, made_by, on_device, recurrent_input, torso_for
 from veldt.returns import rescale, unrescale
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, namespace, spec
@@ -218,20 +218,17 @@ class R2D2(ActionValues):
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """Of windows [B, burn_in + length + n], after the history."""
         assert isinstance(net, RecurrentQ) and isinstance(target, RecurrentQ)
-        at, rows, state = self.history - 1, self._rows(batch, net.actions), self._begin(batch)
+        rows, state = self._rows(batch, net.actions), self._begin(batch)
+        trained = slice(self.history - 1 + self.burn_in, None)
+        step = self._returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
+        r, discount, m = (on_device(x, batch.device) for x in step)  # [B, length]
+        trains = on_device(trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained], batch.device)
         before, after = rows.part(0, self.burn_in), rows.part(self.burn_in)
         q = net(after, net.burn_in(before, state))  # [B, length + n, actions]
         with torch.no_grad():
             q_target = target(after, target.burn_in(before, state))
             v = self.h_inverse(q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
-            trained = slice(at + self.burn_in, None)
-            step = self._returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
-            r, discount, m = (torch.from_numpy(x).to(batch.device) for x in step)  # [B, length]
-            v_t = v.gather(1, m + torch.arange(self.length, device=batch.device))
-            y = self.h(r + discount * v_t)
-            trains = torch.from_numpy(trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained]).to(
-                batch.device
-            )
+            y = self.h(r + discount * v.gather(1, m + torch.arange(self.length, device=batch.device)))
         taken = q[:, : self.length].gather(2, batch["action"][:, trained][:, : self.length, None]).squeeze(2)
         td = torch.where(trains, y - taken, 0.0)  # [B, length]
         loss = torch.dot(batch.weights, 0.5 * td.square().sum(1)) / len(td)

@@ -60,6 +60,9 @@ class LearnerBench:
             name = "r2d2, nature cnn, lstm 512, 64 x (40 + 80 + 5)"
             results[name] = self._compare(PIXELS, R2D2(history=4), 64, 40, 10, fresh=320)
             results[name]["ours, updates_per_s"] = 1e6 / results[name]["ours_us"]
+            half = make_learner(PIXELS, R2D2(history=4), 64, 40, self.device, 320, bfloat16=True)
+            seconds = alternate({"ours": half.step}, 10, self.rounds, warm_up=3)["ours"]
+            results[name]["with bfloat16, updates_per_s"] = 1 / seconds
         return {"machine": machine(), "results": results}
 
     def _compare(
@@ -76,7 +79,15 @@ class LearnerBench:
         }
 
 
-def make_learner(env: EnvSpec, algorithm: DQN | R2D2, batch: int, blocks: int, device: str, fresh: int = 16) -> Learner:
+def make_learner(
+    env: EnvSpec,
+    algorithm: DQN | R2D2,
+    batch: int,
+    blocks: int,
+    device: str,
+    fresh: int = 16,
+    bfloat16: bool = False,
+) -> Learner:
     """A learner with a prioritized store full of made-up steps."""
     rows = {**env.step, "action": env.action, **algorithm.extras(env)}
     schema = Schema(rows, algorithm.window, fresh, algorithm.state(env))
@@ -85,7 +96,7 @@ def make_learner(env: EnvSpec, algorithm: DQN | R2D2, batch: int, blocks: int, d
     rng = np.random.default_rng(0)
     for number in range(blocks):
         store.insert(random_block(schema, env, number, rng), rng.random(schema.starts))
-    config = LearnerConfig(batch=batch, publish_every=4)
+    config = LearnerConfig(batch=batch, publish_every=4, bfloat16=bfloat16)
     return Learner(algorithm, env, store, LatestParams(), Counters(), config, 1_000_000, seed=0, device=device)
 
 
