@@ -32,7 +32,7 @@ lint: venv
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-long: lint
 	VELDT_EXAMPLES=20 $(BIN)/pytest -m 'long or not long'

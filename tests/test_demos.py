@@ -215,7 +215,7 @@ def seen_by_an_actor(make: Callable[[int], Envs], actions: Any, seed: int, cut: 
 @pytest.mark.parametrize(
     ("env", "make"),
     [("CartPole-v1", balance), ("veldt/Catch-v0", catch), (COUNTER, at_random), ("MinAtar/Breakout-v1", at_random)],
-    ids=str,
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
 def test_records_are_those_an_actor_makes_of_the_same_actions(tmp_path: Path, env: str, make: Any) -> None:
     """CartPole also because an actor plays its vector version, and an expert the plain one."""

@@ -20,7 +20,7 @@ from veldt.selectors import Prioritized, Uniform
 @pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
-    config = recipes.make(recipe, env)
+    config = recipes.make(recipe, env, **({"demos": "there"} if recipe == "r2d3" else {}))
     config.check()
     assert config.recipe == recipe and config.env == env
     assert override(recipes.make(recipe, env), as_plain(config)) == config
@@ -37,6 +37,23 @@ def test_atari_has_the_numbers_of_the_paper() -> None:
     assert (config.store.capacity, config.store.min_size) == ("1_000_000", 50_000)
     assert config.store.samples_per_insert / config.learner.batch == 1 / 4, "one update every four actions"
     assert (config.protocol, config.eval.epsilon, config.steps) == ("dqn", 0.05, 50_000_000)
+
+
+def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
+    """Kapturowski et al. 2019, table 2; and the replay ratio of 0.8 that the text tells."""
+    config = recipes.make("r2d2", "ALE/Pong-v5")
+    of, store, learner = config.algorithm, config.store, config.learner
+    assert (of.burn_in, of.length, of.length - of.stride, of.n, of.gamma) == (40, 80, 40, 5, 0.997)  # type: ignore[attr-defined]
+    assert (of.history, of.lstm, of.head, of.eta, of.h_epsilon, of.clip_reward) == (4, 512, 512, 0.9, 1e-3, 0)  # type: ignore[attr-defined]
+    assert (store.capacity, store.alpha, store.beta, store.samples_per_insert) == ("4_000_000", 0.9, 0.6, 0.8)
+    assert (learner.optimizer, learner.batch, learner.lr, learner.eps) == ("adam", 64, 1e-4, 1e-3)
+    assert learner.target_every == 2_500
+    assert (config.actor.refresh, config.actor.epsilon, config.actor.alpha, config.protocol) == (400, 0.4, 7.0, "r2d2")
+
+
+def test_r2d3_asks_for_demonstrations() -> None:
+    with pytest.raises(UserError, match="give a directory of them with --demos"):
+        recipes.make("r2d3").check()
 
 
 def test_overrides_by_dotted_name_and_by_nested_dict() -> None:

@@ -360,6 +360,10 @@ class Config:
             )
 
         check_probability("demo_ratio", self.demo_ratio)
+        if self.recipe == "r2d3" and not self.demos:
+            raise UserError(
+                "r2d3 learns from demonstrations too: give a directory of them with --demos; veldt record makes one."
+            )
         if self.demos and self.store.selector == "fifo":
             raise UserError(f"{self.recipe} learns each step once, from a queue: it cannot learn from demonstrations.")
 

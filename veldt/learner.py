@@ -26,7 +26,8 @@ from veldt.step import EnvSpec
 from veldt.store import Sample, Store
 
 log = logging.getLogger("veldt")
-DIAGNOSE_EVERY, DIAGNOSED = 500, 16  # updates between two diagnoses, and blocks that one of them looks at
+DIAGNOSE_EVERY = 500  # updates between two diagnoses
+DIAGNOSED, DIAGNOSED_ROWS = 16, 2_000  # blocks that one of them looks at, and rows of them, at most
 BAD_IN_A_ROW = 10  # updates with a loss that is not finite before the run stops
 
 
@@ -142,7 +143,7 @@ class Learner:
 
     def _diagnose(self, diagnose: Callable[[nn.Module, Batch, Schema], dict[str, float]]) -> None:
         """What an algorithm can tell of whole blocks that no window shows. It changes nothing."""
-        rows, starts = self.store.some(DIAGNOSED)
+        rows, starts = self.store.some(max(1, min(DIAGNOSED, DIAGNOSED_ROWS // self.store.schema.rows)))
         self.net.eval()
         blocks = Batch(rows, starts, np.ones(len(rows["first"]), np.float32), self.device)
         self._diagnosis |= diagnose(self.net, blocks, self.store.schema)

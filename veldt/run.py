@@ -166,6 +166,8 @@ def train(
         config = override(recipe, overrides | ({"env": name} if name else {}))
     else:
         config = recipes.make(recipe, name or "CartPole-v1", **overrides)
+    if config.demos:  # a resume may be started elsewhere
+        config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))
     config.check()
     return Session(config, Path(run) if run else default_directory(config), quiet).run()
 

@@ -81,9 +81,6 @@ class Algorithm(Protocol):
     def state(self, env: EnvSpec) -> Spec:
         """The recurrent state; recorded at window starts."""
 
-    def known_state(self, action: Array, state: Spec) -> Tree:
-        """Of the recurrent state after a step: what follows from its action [n] alone, columns [n, ...]."""
-
     def network(self, env: EnvSpec) -> nn.Module: ...
 
     def act(

@@ -152,6 +152,7 @@ class R2D2(ActionValues):
         return {name: spec((width,), np.float32) for name, width in widths.items()}
 
     def known_state(self, action: Array, state: Spec) -> Tree:
+        """Of the state after a demonstrated step: what follows from its action [n] alone, columns [n, ...]."""
         return {TAKEN: action[:, None] == np.arange(state[TAKEN].shape[0])} if state else {}
 
     def network(self, env: EnvSpec) -> nn.Module:

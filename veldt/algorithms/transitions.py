@@ -58,9 +58,6 @@ class ActionValues:
     def state(self, env: EnvSpec) -> Spec:
         return {}
 
-    def known_state(self, action: Array, state: Spec) -> Tree:
-        return {}
-
     def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
         """What the network sees at row `at` of rows [B, T, ...]. Those of a batch are blanked by the store."""
         blanked = isinstance(rows, Batch) and self.window.slices

@@ -167,9 +167,6 @@ class VTraceActorCritic:
         widths = {H: self.lstm, C: self.lstm, TAKEN: distribution_for(env, "impala").encoded}
         return {name: spec((width,), np.float32) for name, width in widths.items()}
 
-    def known_state(self, action: Array, state: Spec) -> Tree:
-        return {}
-
     def network(self, env: EnvSpec) -> nn.Module:
         distribution = distribution_for(env, "impala")
         if not self.network_from:
