@@ -1730,8 +1730,8 @@ MUTANTS = [
         "r2d2-return-into-the-next-episode",
         "A return goes on into the first row of the next episode.",
         "algorithms/r2d2.py",
-        'for name in ("reward", "discount", "last")))\n            r, discount, m',
-        'for name in ("reward", "discount", "first")))\n            r, discount, m',
+        'for name in ("reward", "discount", "last")))\n        r, discount, m',
+        'for name in ("reward", "discount", "first")))\n        r, discount, m',
         (LEARNED,),
     ),
     Mutant(
@@ -1765,8 +1765,8 @@ MUTANTS = [
         "target-not-rescaled",
         "The target is a return, the value that learns it is under h.",
         "algorithms/r2d2.py",
-        "y = self.h(r + discount * v_t)",
-        "y = r + discount * v_t",
+        "y = self.h(r + discount * v.gather",
+        "y = (r + discount * v.gather",
         (LEARNED,),
     ),
     Mutant(

@@ -399,7 +399,7 @@ def test_every_window_is_a_piece_of_one_episode(counter: Demos, window: Window, 
     rows = {**spec.step, "action": spec.action, **algorithm.extras(spec)}
     schema = Schema(rows, window, strides * window.stride, algorithm.state(spec))
     episodes, found = list(counter.episodes()), []
-    for number, (block, priorities) in enumerate(blocks(counter, schema, algorithm, spec, actor=7)):
+    for number, (block, priorities) in enumerate(blocks(counter, schema, algorithm, actor=7)):
         assert priorities is None and block.id == BlockId(7, 0, number) and block.items.any()
         columns = block.columns()
         for s in np.flatnonzero(block.items):
@@ -424,7 +424,7 @@ def test_blocks_go_into_a_store_and_every_sample_is_a_record_of_one_episode(coun
     algorithm = DQN(n=3, history=2)
     schema = Schema({**spec.step, "action": spec.action, **algorithm.extras(spec)}, algorithm.window, 8)
     store = Replay(schema, Prioritized(64 * 8, 0), MinSize(), 10**6, 64)
-    for block, priorities in blocks(counter, schema, algorithm, spec):
+    for block, priorities in blocks(counter, schema, algorithm):
         assert store.insert(block, priorities)
     store.check_valid()
     assert store.metrics()["store_items"] == counter.steps, "every action that was taken can be learned from, once"
