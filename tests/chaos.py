@@ -56,6 +56,17 @@ UNROLLS: dict[str, Any] = {
 }
 
 
+# The same as an R2D2: windows with a recurrent state at their start.
+SEQUENCES: dict[str, Any] = {
+    "algorithm.lstm": 8,
+    "algorithm.head": 8,
+    "algorithm.burn_in": 3,  # so that no window begins where a stream does
+    "algorithm.length": 8,
+    "algorithm.stride": 4,
+    "store.min_size": 50,
+}
+
+
 class Net(torch.nn.Module):
     """Action values of a Counter, from the time and the last action alone: the others are too large to learn from."""
 
@@ -81,13 +92,15 @@ class SlowToLearn(torch.nn.Module):
 
 
 def settings_of(recipe: str) -> dict[str, Any]:
+    if recipe in ("r2d2", "r2d3"):
+        return SMALL | SEQUENCES
     if recipe not in ("impala", "seed-vtrace"):
         return SMALL
     return {name: x for name, x in SMALL.items() if name != "actor.block"} | UNROLLS
 
 
 def config_of(env: Any = "veldt/Counter-v0", algorithm: Any = None, recipe: str = "apex-dqn", **changes: Any) -> Config:
-    """A small Ape-X or IMPALA. `env` may be a callable."""
+    """A small Ape-X, IMPALA or R2D2. `env` may be a callable."""
     from veldt import callables
 
     name = env if isinstance(env, str) else callables.name_of(env)
@@ -230,6 +243,23 @@ def corrupt(rows: dict[str, Any], at: int | None = 0, longest: int = 12) -> Any:
     return (wrong & valid).any(1) | broken.any(1) | ~(trains[before].any(1) if at is None else trains[:, at])
 
 
+def corrupt_starts(rows: dict[str, Any], starts: dict[str, Any], history: int = 1) -> Any:
+    """Which of n windows begin with a recurrent state of R2D2 that cannot be theirs: bool [n].
+
+    It is zero where an episode begins, and before a stream does; elsewhere an LSTM has run, and the last action is the one
+    that the Counter's observation names. (A stream begins within an episode where inference is killed, and its actors are
+    not: there the state is zero too.)
+    """
+    at = history - 1  # the row that the state is before
+    within = (rows["valid"][:, at] & ~rows["first"][:, at])[:, None]
+    h, c, taken = (starts[f"state/{name}"] for name in ("h", "c", "taken"))
+    came_by = rows["obs"][:, at, 3, None] == np.arange(taken.shape[1])
+    wrong = (taken != (came_by & within)).any(1) | ~np.isfinite(h).all(1) | ~np.isfinite(c).all(1)
+    for x in (h, c):
+        wrong |= ((x != 0).all(1) != within[:, 0]) | ((x != 0).any(1) != within[:, 0])
+    return wrong
+
+
 class Checker:
     """In place of the learner: samples all the time, and checks every window. One learner step is one window."""
 
@@ -244,9 +274,11 @@ class Checker:
             return False
         window = self.store.schema.window
         bad = corrupt(sample.rows, window.before if window.slices else None)
+        if "state/taken" in sample.starts:
+            bad |= corrupt_starts(sample.rows, sample.starts, window.history)
         if bad.any():
             which = int(np.flatnonzero(bad)[0])
-            log.error("corrupt: %s", {name: x[which].tolist() for name, x in sample.rows.items()})
+            log.error("corrupt: %s", {name: x[which].tolist() for name, x in (sample.rows | sample.starts).items()})
         self.checked += len(bad)
         self.corrupt += int(bad.sum())
         self.counters.add("learner_steps", len(bad))
@@ -281,7 +313,8 @@ class Verdict:
 
 
 def check_blocks(snapshot: Any) -> int:
-    """Checks every valid row of every block of the store, one by one; how many there were."""
+    """Checks every valid row of every block of the store, one by one, that they follow each other, and the recurrent
+    states; how many rows there were."""
     store = snapshot.stores()["store"]
     first, stop, blocks = store.blocks(0, 1 << 40)
     schema, count = store.schema, stop - first
@@ -294,6 +327,20 @@ def check_blocks(snapshot: Any) -> int:
     kept["last"] = kept["last"].copy()
     bad = corrupt(kept) & ~kept["last"][:, 0]  # the last row of an episode trains nothing
     assert not bad.any(), f"{bad.sum()} of {len(bad)} rows in the store are corrupt"
+    some = columns["valid"].any(1)
+    bad = corrupt({name: x[some] for name, x in columns.items()}, None)
+    assert not bad.any(), f"{bad.sum()} of {len(bad)} blocks in the store are no run of consecutive steps"
+    if "state/taken" in schema.start_layout.spec:
+        starts = {name.removeprefix("starts/"): x for name, x in blocks.items() if name.startswith("starts/")}
+        if "packed" in starts:
+            packed = np.ascontiguousarray(starts["packed"])
+            starts["packed"] = packed.view(schema.start_layout.record).reshape(count, schema.starts)
+        at = np.arange(schema.starts) * schema.window.stride + schema.window.history - 1
+        there = columns["valid"][:, at]
+        first_rows = {name: x[:, at][there][:, None] for name, x in columns.items()}
+        states = {name: x[there] for name, x in schema.start_layout.columns(starts).items()}
+        bad = corrupt_starts(first_rows, states)
+        assert not bad.any() and len(bad), f"{bad.sum()} of {len(bad)} recurrent states in the store are corrupt"
     return int(valid.sum())
 
 

@@ -36,6 +36,8 @@ from veldt.runtime.local import Local
 
 HERE = Path(__file__).parent
 RECIPES = ["apex-dqn", "impala", "seed-vtrace"]  # a store that is sampled, a queue, and central inference
+R2D2 = {"r2d2": {}, "r2d2, central": {"inference": "central"}}
+KILLED = [*RECIPES, *(pytest.param(name, marks=pytest.mark.long) for name in R2D2)]
 # Where central inference makes little difference it is only in the long suite.
 FEW = ["apex-dqn", "impala", pytest.param("seed-vtrace", marks=pytest.mark.long)]
 
@@ -127,50 +129,103 @@ def test_the_oracle_finds_every_number_that_is_not_what_happened() -> None:
             assert (told == shown).all(), (name, k)
 
 
+def test_the_oracle_finds_every_recurrent_state_that_cannot_be() -> None:
+    obs = np.zeros((4, 2, 4), np.int64)
+    obs[:, 0, 3] = [2, 1, 0, 0]
+    rows = {"obs": obs, "first": np.array([[0, 0], [0, 1], [1, 0], [0, 1]], bool), "valid": np.ones((4, 2), bool)}
+    rows["valid"][3, 0] = False  # before the stream
+    state = np.array([[0.5], [-0.1], [0.0], [0.0]]) * np.ones(8)
+    starts = {"state/h": state, "state/c": state, "state/taken": np.array([[0, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0.0]])}
+    assert not chaos.corrupt_starts(rows, starts).any()
+    for name, x in starts.items():
+        for i in range(4):
+            other = x.copy()
+            other[i] = other[(i + 2) % 4]  # zero where it is not, and the other way
+            assert chaos.corrupt_starts(rows, starts | {name: other}).tolist() == [j == i for j in range(4)], (name, i)
+    wrong = {"state/taken": starts["state/taken"][[1, 0, 2, 3]]}
+    assert chaos.corrupt_starts(rows, starts | wrong).tolist() == [True, True, False, False]
+
+
 # Killed processes.
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", KILLED)
 @pytest.mark.parametrize("kills", lives(6, 60))
-def test_killed_actors_come_back_and_no_window_is_corrupt(kills: int, recipe: str) -> None:
+def test_killed_actors_come_back_and_no_window_is_corrupt(kills: int, name: str) -> None:
+    recipe = name.split(",")[0]
+    config = config_of(actors=4, recipe=recipe, **R2D2.get(name, {}))
     rng = np.random.default_rng(kills)
     took: list[float] = []
-    share = 1.0 if recipe == "apex-dqn" else 1 / 8  # a window has as many steps, and comes once
-    central = recipe == "seed-vtrace"
+    sampled = config.store.selector != "fifo"
+    share = 1.0 if sampled else 1 / 8  # a window has as many steps, and comes once
+    central = config.inference == "central"
 
     def scenario(nodes: Any) -> Iterator[None]:
         verdict = Verdict(nodes)
         began, begun = time.monotonic(), nodes.count("env_steps")
         for kill in range(kills):
-            name = f"actor/{rng.integers(4)}"
-            victim = "inference" if central and kill % 3 == 2 else name
+            actor = f"actor/{rng.integers(4)}"
+            victim = "inference" if central and kill % 3 == 2 else actor
             most = 3_000 if kills < 60 else 15_000
             yield from wait(verdict.more(int(rng.integers(300, most) * share)), 30, f"before {kill}")
             life = child(nodes, victim).incarnation
             chaos.kill(nodes, victim)
             killed = time.monotonic()
             yield from wait(lambda: child(nodes, victim).incarnation > life, 5, "its end is seen")  # noqa: B023
-            steps = steps_of(nodes, name)
-            yield from wait(lambda: steps_of(nodes, name) > steps, 10, "a step of its next life")  # noqa: B023
+            steps = steps_of(nodes, actor)
+            yield from wait(lambda: steps_of(nodes, actor) > steps, 10, "a step of its next life")  # noqa: B023
             took.append(time.monotonic() - killed)
-            yield from wait(lambda: steps_of(nodes, name) > steps + 150, 10, "it is well")  # noqa: B023
-            latest = nodes.state()["store"]["latest"]["0" if central else name.partition("/")[2]]
-            recorder = "inference" if central else name
+            yield from wait(lambda: steps_of(nodes, actor) > steps + 150, 10, "it is well")  # noqa: B023
+            latest = nodes.state()["store"]["latest"]["0" if central else actor.partition("/")[2]]
+            recorder = "inference" if central else actor
             assert latest[0] == child(nodes, recorder).incarnation, "the store has blocks of its new life"
             assert child(nodes, victim).incarnation == life + 1
         yield from wait(verdict.more(int(3_000 * share)), 30, "after the last kill")
         elapsed = time.monotonic() - began
         assert verdict.seen["restarts"] == kills
-        assert chaos.check_blocks(nodes.snapshot()) > 500 or recipe != "apex-dqn", "a queue may be empty"
+        assert chaos.check_blocks(nodes.snapshot()) > 500 or not sampled, "a queue may be empty"
         rate = (nodes.count("env_steps") - begun) / elapsed
         print(
             f"\n{kills} kills: restarts {percentiles(took)}; {verdict.seen['checked']:,.0f} windows checked, 0 corrupt; "
             f"{rate:,.0f} env steps/s, about {100 * sum(took) / (4 * elapsed):.1f} % of all lost"
         )
 
-    batch = 256 if recipe == "apex-dqn" else 8
-    play(Local(), program_of(config_of(actors=4, recipe=recipe), Checker, batch), scenario, 60 + 10 * kills)
+    play(Local(), program_of(config, Checker, 256 if sampled else 8), scenario, 60 + 10 * kills)
     assert np.percentile(took, 95) <= 4.0
+
+
+@pytest.mark.parametrize("name", ["r2d2, central", pytest.param("r2d2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", lives(3, 30))
+def test_an_r2d2_learns_on_whoever_is_killed(kills: int, name: str) -> None:
+    """The real learner: after each kill there are more env steps of all actors, and more updates. Blocks stay sound."""
+    config = config_of(recipe="r2d2", **{"store.samples_per_insert": 4.0} | R2D2[name])
+    victims = ["actor/0", *(["inference"] if config.inference == "central" else []), "actor/1"]
+    took: list[float] = []
+    rng = np.random.default_rng(kills)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: nodes.count("learner_steps") > 10, 30, "it learns")
+        for kill in range(kills):
+            victim = victims[kill % len(victims)]
+            begins, delay = time.monotonic(), float(rng.random()) * 0.2
+            yield from wait(lambda: time.monotonic() > begins + delay, 5, "a random moment")  # noqa: B023
+            life = child(nodes, victim).incarnation
+            chaos.kill(nodes, victim)
+            killed = time.monotonic()
+            yield from wait(lambda: child(nodes, victim).incarnation > life, 5, "its end is seen")  # noqa: B023
+            steps = {actor: steps_of(nodes, actor) for actor in ("actor/0", "actor/1")}
+            updates, total = nodes.count("learner_steps"), nodes.count("env_steps")
+            yield from wait(lambda: all(steps_of(nodes, x) > y + 150 for x, y in steps.items()), 20, "all step")  # noqa: B023
+            yield from wait(lambda: nodes.count("learner_steps") > updates + 10, 20, "updates")  # noqa: B023
+            took.append(time.monotonic() - killed)
+            assert nodes.count("env_steps") >= total + 300
+        assert chaos.check_blocks(nodes.snapshot()) > 500
+        told = nodes.metrics()
+        assert told.get("skipped_updates", 0.0) == 0 and nodes.state()["store"]["counts"]["duplicates"] == 0
+        assert sum(one.restarts for one in nodes.supervisor.children.values()) == kills, "no other one has ended"
+        print(f"\n{kills} kills, {name}: 150 steps of each actor and 10 updates after {percentiles(took)}")
+
+    play(Local(), program_of(config), scenario, 60 + 10 * kills)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_run import flags, tiny, whole_state
+from safetensors.numpy import load_file
+from test_demos import balance, recorded
+from test_run import Stop, crash, flags, stopping, tiny, whole_state
 
 from veldt.run import Run
 
@@ -29,12 +31,24 @@ UNROLLS: dict[str, Any] = {
     "store.samples_per_insert": 1.0,
     "learner.batch": 4,
 }
+SEQUENCES: dict[str, Any] = {
+    "runtime": "inline",
+    "algorithm.lstm": 8,
+    "algorithm.head": 8,
+    "algorithm.burn_in": 4,
+    "algorithm.length": 8,
+    "algorithm.stride": 4,
+    "actor.block": 16,
+    "store.min_size": 30,
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "dqn": {"store.selector": "prioritized", "learner.prefetch": 4},
     "apex-dqn": {"runtime": "inline", "learner.prefetch": 4},
     "impala": UNROLLS,
     "impala, LSTM": UNROLLS | {"algorithm.lstm": 8, "learner.publish_lag": 3},
     "seed-vtrace": UNROLLS | {"algorithm.lstm": 8, "algorithm.history": 2},
+    "r2d2": SEQUENCES | {"learner.prefetch": 4},
+    "r2d3": SEQUENCES | {"demo_ratio": 0.25},  # and demonstrations
 }
 
 
@@ -48,6 +62,29 @@ def newest(path: Path) -> int:
     return max((int(p.name) for p in (path / "checkpoints").glob("[0-9]*")), default=0)
 
 
+def demonstrations(recipe: str, path: Path) -> dict[str, Any]:
+    """For a recipe that learns from them."""
+    if recipe != "r2d3":
+        return {}
+    return {"demos": str(recorded(path / "demos", balance, "CartPole-v1", 3, max_length=90).path)}
+
+
+def states_of(run: Run) -> Any:
+    """The recurrent states of all windows in the newest checkpoint's blocks."""
+    checkpoint = run.checkpoints().load()
+    assert checkpoint is not None
+    envs = run.config.envs()
+    envs.close()
+    layout, found = run.config.schema(envs.spec).start_layout, [np.zeros(0, np.float32)]
+    for file in checkpoint.manifest["blocks"]["store"]:
+        arrays = load_file(run.checkpoints().blocks / file["file"])
+        starts = {name.removeprefix("starts/"): x for name, x in arrays.items() if name.startswith("starts/")}
+        if "packed" in starts:
+            starts["packed"] = np.ascontiguousarray(starts["packed"]).view(layout.record)
+        found += [x.ravel() for _, x in sorted(layout.columns(starts).items())]
+    return np.concatenate(found)
+
+
 SHORT = ("dqn", "seed-vtrace")  # the others only in the long suite
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name not in SHORT]
 
@@ -56,7 +93,7 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in RECIPES if name n
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kills: int, name: str) -> None:
     recipe = name.split(",")[0]
-    changes = {"steps": STEPS[kills], "checkpoint.every": 250} | RECIPES[name]
+    changes = {"steps": STEPS[kills], "checkpoint.every": 250} | RECIPES[name] | demonstrations(recipe, tmp_path)
     total = STEPS[kills] // 250
     straight = tiny(tmp_path / "straight", recipe=recipe, **changes)
     path, rng = tmp_path / "killed", np.random.default_rng(kills)
@@ -85,6 +122,7 @@ def test_killed_and_started_again_ends_with_the_same_weights(tmp_path: Path, kil
     resumed = Run(path)
     assert resumed.weights_hash() == straight.weights_hash()
     assert whole_state(resumed) == whole_state(straight)
+    assert (states_of(resumed) == states_of(straight)).all()
     check_metrics(resumed, kills)
     assert not list(path.rglob(".aside*"))
 
@@ -109,6 +147,23 @@ def check_metrics(run: Run, kills: int) -> None:
     assert not superseded
     evaluated = [line["env_steps"] for line in told if "eval_return" in line]
     assert len(evaluated) == len(set(evaluated))
+
+
+@pytest.mark.parametrize("recipe", ["r2d2", "r2d3"])
+def test_a_recurrent_run_that_crashed_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process. Recurrent states are in the checkpoint, and so are the priorities of demonstrations."""
+    changes = RECIPES[recipe] | demonstrations(recipe, tmp_path)
+    straight = tiny(tmp_path / "straight", recipe=recipe, **changes)
+    with stopping(monkeypatch, 130, crash), pytest.raises(Stop):
+        tiny(tmp_path / "crashed", recipe=recipe, **changes)
+    loaded = Run(tmp_path / "crashed").checkpoints().load()
+    assert loaded is not None and 1 <= loaded.number < 5 and loaded.manifest["nodes"]["learner"]["steps"] > 10
+    resumed = tiny(tmp_path / "crashed", recipe=recipe, **changes)
+    assert resumed.weights_hash() == straight.weights_hash()
+    assert whole_state(resumed) == whole_state(straight)
+    assert (states_of(resumed) == states_of(straight)).all() and states_of(straight).any()
 
 
 CRASHING = """

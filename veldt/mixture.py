@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ class Mixture(Replay):
         super().__init__(*args, **kwargs)
         self.demos, self.ratio = demos, ratio
         self._drawn = self._drawn_demos = 0  # items, by this process
+        self._digest = _digest(demos)
 
     def sample(self, n: int) -> Sample | None:
         if not self.can_sample(n):
@@ -32,6 +34,7 @@ class Mixture(Replay):
         self._drawn += n
         self._drawn_demos += demos
         self.sampled += demos
+        self._keep()
         if demos == 0:
             return self.draw(n)
         theirs = self.demos.draw(demos)
@@ -74,11 +77,19 @@ class Mixture(Replay):
     def state(self) -> dict[str, Any]:
         """The demonstrations themselves are read again; their priorities are in no file but this."""
         demos = self.demos.state()
-        return super().state() | {"demo_mass": demos["mass"], "demo_rng": demos["rng"]}
+        return super().state() | {"demo_mass": demos["mass"], "demo_rng": demos["rng"], "demo_digest": self._digest}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        demos, mass = self.demos.state(), state["demo_mass"]
-        if mass.shape != demos["mass"].shape or ((mass[:-1] > 0) != demos["items"].ravel()).any():
+        if state["demo_digest"] != self._digest:
             raise UserError("The demonstrations are not those that the checkpoint was made with.")
-        self.demos.load_state(demos | {"mass": mass, "rng": state["demo_rng"]})
+        self.demos.load_state(self.demos.state() | {"mass": state["demo_mass"], "rng": state["demo_rng"]})
+
+
+def _digest(store: Replay) -> str:
+    """Of the steps in a store."""
+    digest = hashlib.sha256()
+    for name, array in sorted(store.rows.items()):
+        digest.update(name.encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()
