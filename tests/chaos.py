@@ -328,7 +328,11 @@ def check_blocks(snapshot: Any) -> int:
     bad = corrupt(kept) & ~kept["last"][:, 0]  # the last row of an episode trains nothing
     assert not bad.any(), f"{bad.sum()} of {len(bad)} rows in the store are corrupt"
     some = columns["valid"].any(1)
-    bad = corrupt({name: x[some] for name, x in columns.items()}, None)
+    runs = {name: x[some].copy() for name, x in columns.items()}
+    end = schema.rows - 1 - runs["valid"][:, ::-1].argmax(1)  # where a cut may have ended an episode
+    lane = np.arange(len(end))
+    runs["valid"][lane, end] &= ~runs["last"][lane, end]
+    bad = corrupt(runs, None)
     assert not bad.any(), f"{bad.sum()} of {len(bad)} blocks in the store are no run of consecutive steps"
     if "state/taken" in schema.start_layout.spec:
         starts = {name.removeprefix("starts/"): x for name, x in blocks.items() if name.startswith("starts/")}
