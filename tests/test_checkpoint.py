@@ -495,6 +495,17 @@ def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
         Checkpoints(tmp_path).load()
 
 
+@pytest.mark.parametrize(
+    "body", ["{}", "[]", "7", "{", '{"format": 1}', '{"format": 1, "number": 2, "nodes": [], "files": 3}']
+)
+def test_a_manifest_that_is_signed_and_says_nothing_is_passed_over(tmp_path: Path, body: str) -> None:
+    written(tmp_path, rounds=2)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    (tmp_path / "000002" / "manifest.json").write_text(f"{body}\n{digest}\n")
+    checkpoint = Checkpoints(tmp_path).load()
+    assert checkpoint is not None and checkpoint.number == 1
+
+
 def test_fewer_are_kept_and_the_newest_sound_one_is_always_among_them(tmp_path: Path) -> None:
     """Damaged checkpoints with higher numbers do not push out the one that was just written."""
     written(tmp_path, rounds=5, keep=3)

@@ -201,9 +201,8 @@ def evaluate(
     for _ in range(2 * max_length * int(share.max())):
         if stopping():
             return None
-        assert policy.send(0, record)
-        out = policy.recv(0)
-        assert out is not None
+        sent, out = policy.send(0, record), policy.recv(0)
+        assert sent and out is not None
         previous, record = record, envs.step(out["action"])
         waiting &= ~record["first"]
         total += record["reward"]

@@ -35,6 +35,7 @@ from veldt.tree import Tree
 
 log = logging.getLogger("veldt")
 FORMAT = 1
+MANIFEST_HAS = {"number": int, "nodes": dict, "learner": str, "blocks": dict, "files": dict}
 RETRIES = 10
 CHUNK = 64 * 2**20  # bytes of blocks that are copied and written at a time
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
@@ -207,9 +208,16 @@ class Checkpoints:
             raise Corrupt(f"its manifest cannot be read ({error})") from None
         if end or hashlib.sha256(body.encode()).hexdigest() != digest:
             raise Corrupt("its manifest was changed")
-        manifest: dict[str, Any] = json.loads(body)
-        if manifest["format"] != FORMAT:
-            raise Corrupt(f"it has format {manifest['format']}, this Veldt reads format {FORMAT}")
+        try:
+            manifest = json.loads(body)
+        except (ValueError, RecursionError):
+            manifest = None
+        if not isinstance(manifest, dict):
+            raise Corrupt("its manifest is no JSON object")
+        if manifest.get("format") != FORMAT:
+            raise Corrupt(f"it has format {manifest.get('format')}, this Veldt reads format {FORMAT}")
+        if not all(isinstance(manifest.get(name), kind) for name, kind in MANIFEST_HAS.items()):
+            raise Corrupt("its manifest lacks what every one has")
         return manifest
 
     def _is_sound(self, file: dict[str, Any]) -> bool:
