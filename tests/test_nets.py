@@ -505,3 +505,16 @@ def test_what_an_lstm_sees_is_features_the_last_action_and_the_last_reward_clipp
     assert seen.tolist() == [[[1, 2, 0, 1, 0, -1]]]
     middle = recurrent_input(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), torch.tensor([[0.25]]))
     assert middle.tolist() == [[[0.25]]]
+
+
+def test_convolutions_in_bfloat16_are_nearly_the_same_and_their_features_are_float32() -> None:
+    torch.manual_seed(0)
+    net = DQN(history=4).network(env_of(obs=SCREEN)).torso
+    x = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    exact = net(x)
+    net.in_bfloat16 = True
+    found = net(x)
+    assert found.dtype == torch.float32 and not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.02 * exact.abs().max().item())
+    found.sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())

@@ -38,7 +38,7 @@ from veldt.params import LatestParams, Weights
 from veldt.policy import LocalPolicy
 from veldt.recorder import Recorder
 from veldt.returns import rescale, unrescale
-from veldt.run import train
+from veldt.run import Run, train
 from veldt.selectors import Uniform
 from veldt.step import EnvSpec
 from veldt.store import Replay
@@ -1032,3 +1032,28 @@ def test_a_dict_observation_reaches_the_network_stacked_by_key(lstm: int) -> Non
     began = host["first"][:, 1]
     out, _ = of.act(net.requires_grad_(False), rows, batch.starts, np.zeros(5), rng)
     np.testing.assert_allclose(out["v"][~began], q.amax(1)[~began], atol=1e-5)
+
+
+def test_a_run_tells_delta_q_and_is_not_changed_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {
+        "algorithm.burn_in": 2,
+        "algorithm.length": 4,
+        "algorithm.stride": 2,
+        "algorithm.lstm": 8,
+        "algorithm.head": 0,
+    }
+    settings |= {
+        "actor.block": 32,
+        "store.min_size": 50,
+        "steps": 2_000,
+        "runtime": "inline",
+        "eval.every": 0,
+        "log.every": 1e-9,
+    }
+    told = []
+    for every in (5, 10**9):
+        monkeypatch.setattr("veldt.learner.DIAGNOSE_EVERY", every)
+        run = train("r2d2", env="veldt/TMaze-v0", run=tmp_path / str(every), quiet=True, **settings)
+        told.append([line["delta_q_last"] for line in run.metrics if "delta_q_last" in line])
+    assert told[0] and max(told[0]) > 0 and not told[1]
+    assert Run(tmp_path / "5").weights_hash() == run.weights_hash()

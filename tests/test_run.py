@@ -163,6 +163,14 @@ def test_evaluation_is_repeatable_and_has_as_many_episodes_as_asked(finished: Ru
         finished.evaluate(0)
 
 
+def test_a_run_may_be_evaluated_in_another_environment_of_the_same_kind(finished: Run) -> None:
+    assert finished.config.env == "CartPole-v1"
+    other = finished.evaluate(3, env="veldt/TMazeFixed-v0")  # four floats and two actions as well
+    assert other.mean_length >= 31 and set(other.returns) <= {0.0, 1.0}
+    with pytest.raises(UserError, match="Catch-v0 has other observations or actions than CartPole-v1"):
+        finished.evaluate(3, env="veldt/Catch-v0")
+
+
 def test_reading_a_run_changes_nothing_in_its_directory(finished: Run) -> None:
     """A run may be evaluated while another process trains it, and is in the middle of a checkpoint."""
     checkpoints = finished.path / "checkpoints"

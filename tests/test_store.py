@@ -625,3 +625,18 @@ def test_a_checkpoint_of_another_size_is_refused_in_words():
 
 def test_a_part_of_a_gigabyte_is_a_capacity():
     assert parse_capacity("0.5GB") == (0.5e9, "gb")
+
+
+@pytest.mark.parametrize("inserted", [0, 1, 3, 5, 8, 21])
+def test_some_blocks_are_whole_and_spread_from_the_oldest_to_the_newest(inserted):
+    store = make_store(capacity=10**6)
+    blocks = [block(sequence) for sequence in range(inserted)]
+    for one in blocks:
+        assert store.insert(one, None)
+    rows, starts = store.some(4)
+    there = blocks[-store.slots :] if inserted else []
+    picked = [there[i] for i in np.linspace(0, len(there) - 1, min(4, len(there))).astype(int)]
+    for name, column in rows.items():
+        np.testing.assert_array_equal(column, np.array([one.columns()[name] for one in picked]).reshape(column.shape))
+        assert not np.shares_memory(column, next(iter(store.rows.values())))
+    assert all(len(x) == len(picked) and x.shape[1] == S for x in starts.values())

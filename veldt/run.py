@@ -15,12 +15,10 @@ import hashlib
 import logging
 import math
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +45,7 @@ from veldt.runtime import Inline, Nodes, Runtime, zygote
 from veldt.runtime.local import Gate, Local
 from veldt.runtime.remote import policy_messages, store_messages
 from veldt.seeds import derive
+from veldt.signals import interruptible
 from veldt.step import EnvSpec
 from veldt.topologies.apex import apex
 from veldt.topologies.impala import impala
@@ -305,7 +304,7 @@ class Session:
                 self._introduce(env, size, type(getattr(net, "torso", net)).__name__, parameters)
                 self._write_config()
                 self.metrics = Metrics(self._sinks())
-                with self._signals():
+                with interruptible(self._stop, "" if self.quiet else "Stopping after a last checkpoint"):
                     self._runtime(env).run(program, self.until)
             except Exception:
                 log.info("stopped by an error", exc_info=True)  # in the log file; whoever called us shows it
@@ -571,28 +570,10 @@ class Session:
         else:
             self.screen.say(f"Done. Evaluate with: veldt eval {self.path}")
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C or SIGTERM: one last checkpoint, then the end. A second one ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            if self.interrupted:
-                os._exit(128 + number)
-            self.interrupted = number
-            if self.nodes is not None:
-                self.nodes.stop()
-            if not self.quiet:  # print() is not safe in a signal handler
-                os.write(2, b"\nStopping after a last checkpoint; once more to stop at once.\n")
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stop(self, number: int) -> None:
+        self.interrupted = number
+        if self.nodes is not None:
+            self.nodes.stop()
 
 
 def process_age() -> float:

@@ -37,15 +37,12 @@ import math
 import os
 import re
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +56,7 @@ from veldt.errors import UserError, did_you_mean
 from veldt.log import read_metrics
 from veldt.memory import available_memory, format_bytes
 from veldt.run import MAY_CHANGE, as_plain, check_device, flat, load_config
+from veldt.signals import interruptible
 from veldt.view import format_seconds
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -462,7 +460,7 @@ class Sweep:
     def run(self) -> None:
         if self.waiting:
             print(f"{self.total} runs, {self.done} finished before, {self.at_once} at once", flush=True)
-        with self._signals():
+        with interruptible(self._stop, "Stopping after a last checkpoint of each run"):
             try:
                 while self.running or (self.waiting and not self.interrupted):
                     self._start()
@@ -505,25 +503,8 @@ class Sweep:
         work = mean * len(self.waiting) + sum(max(0.0, mean - child.age) for child in self.running)
         return work / min(self.at_once, len(self.waiting) + len(self.running))
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C or SIGTERM: every run writes a last checkpoint, then the end. A second one ends all at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            if self.interrupted:
-                os._exit(128 + number)  # and the kernel ends our children
-            self.interrupted = number
-            os.write(2, b"\nStopping after a last checkpoint of each run; once more to stop at once.\n")
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stop(self, number: int) -> None:
+        self.interrupted = number
 
 
 def write(path: Path, text: str) -> None:

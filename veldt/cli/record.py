@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -26,6 +22,7 @@ from veldt.log import PLAIN_EVERY
 from veldt.policy import Policy
 from veldt.run import Interrupted, Run
 from veldt.seeds import derive
+from veldt.signals import interruptible
 
 EXAMPLE = """Records a demonstration set: whole episodes that an expert plays, or what a run learned.
 
@@ -68,7 +65,7 @@ def run(argv: list[str]) -> int:
     least = -math.inf if args.min_return is None else args.min_return
     signals: list[int] = []
     try:
-        with _interruptible(signals, args.quiet):
+        with interruptible(signals.append, "" if args.quiet else "Stopping"):
             demos = record(
                 args.out,
                 envs,
@@ -176,22 +173,3 @@ class Screen:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-@contextmanager
-def _interruptible(signals: list[int], quiet: bool) -> Iterator[None]:
-    """Ctrl-C or SIGTERM is written down; a second one ends it at once."""
-
-    def stop(number: int, frame: Any) -> None:
-        if signals:
-            os._exit(128 + number)
-        signals.append(number)
-        if not quiet:
-            os.write(2, b"\nStopping; once more to stop at once.\n")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
