@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples, lstm_cell
 from torch import nn
+from torch.nn import functional as F
 
 from veldt.algorithms.dqn import DQN
 from veldt.errors import UserError
@@ -20,6 +21,7 @@ from veldt.nets import (
     LSTM,
     MLP,
     Concat,
+    FirstConv,
     Image,
     ImpalaCNN,
     ImpalaResNet,
@@ -133,7 +135,7 @@ def test_the_newest_frame_is_the_last_channel():
     seen = []
     torso.conv1.register_forward_hook(lambda layer, x, y: seen.append(x[0]))
     torso(DQN(history=4).observe(rows, 3))
-    torch.testing.assert_close(seen[0][0, :, 0, 0] * 255, torch.tensor([10.0, 20.0, 30.0, 40.0]))
+    assert seen[0][0, :, 0, 0].tolist() == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("history", [1, 3])
@@ -505,6 +507,45 @@ def test_what_an_lstm_sees_is_features_the_last_action_and_the_last_reward_clipp
     assert seen.tolist() == [[[1, 2, 0, 1, 0, -1]]]
     middle = recurrent_input(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), torch.tensor([[0.25]]))
     assert middle.tolist() == [[[0.25]]]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(("channels", "kernel", "stride", "side"), [(4, 8, 4, 84), (3, 4, 2, 8), (1, 6, 3, 15)])
+def test_a_convolution_of_pixels_folded_or_not_is_the_convolution_of_their_part_of_255(
+    channels: int, kernel: int, stride: int, side: int, kind: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    conv = FirstConv(channels, 5, kernel, stride)
+    x = torch.randint(0, 256, (2, channels, side, side + stride), dtype=torch.uint8)
+    x = x if kind == torch.uint8 else x / 255
+    exact = x.double() / 255 if kind == torch.uint8 else x.double()
+    expected = F.conv2d(exact, conv.weight.double(), conv.bias.double(), stride).float()
+    assert conv.folds(x)
+    for found in (conv(x), conv.folded(x), conv.folded(x.transpose(2, 3).contiguous().transpose(2, 3))):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = []
+    for forward in (conv, conv.folded):
+        conv.zero_grad()
+        forward(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in conv.parameters()])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "side"), [(3, 1, 0, 8), (8, 4, 0, 82), (7, 4, 0, 84), (8, 4, 4, 84)]
+)
+def test_a_convolution_that_does_not_fold_says_so(kernel: int, stride: int, padding: int, side: int) -> None:
+    assert not FirstConv(1, 1, kernel, stride, padding).folds(torch.zeros(1, 1, 84, side))
+
+
+def test_bytes_are_exact_in_bfloat16_before_they_are_weighted() -> None:
+    conv = FirstConv(1, 1, 2, 2, bias=False)
+    torch.nn.init.constant_(conv.weight, 255.0)
+    x = torch.arange(256, dtype=torch.uint8).reshape(64, 1, 2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = conv.folded(x)
+    sums = x.float().sum((1, 2, 3))
+    torch.testing.assert_close(found.flatten().float(), sums, rtol=2**-8, atol=0)
 
 
 def test_convolutions_in_bfloat16_are_nearly_the_same_and_their_features_are_float32() -> None:

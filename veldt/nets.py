@@ -90,13 +90,45 @@ class ConvNet(nn.Module, ABC):
         image = self.image
         x = x.movedim(-1, -3).contiguous() if image.channels_last else x
         x = x.reshape(len(x), image.channels, image.height, image.width)
-        if x.is_cuda:  # as its kernels want it: otherwise each of them has to turn it around
-            x = x.contiguous(memory_format=torch.channels_last)
         if not self.in_bfloat16:
-            return F.relu(self.linear(self.convolve(as_float(x)).flatten(1)))
-        x = x.bfloat16().mul_(1 / 255) if x.dtype == torch.uint8 else x
+            return F.relu(self.linear(self.convolve(x).flatten(1)))
         with torch.autocast(x.device.type, torch.bfloat16):
             return F.relu(self.linear(self.convolve(x).flatten(1))).float()
+
+
+class FirstConv(nn.Conv2d):
+    """The convolution that sees the pixels: [B, C, H, W], floats or bytes.
+
+    A GPU's matrix units want many channels, and few are what images have. Where the stride s divides the kernel and the
+    image, squares of s x s pixels are the channels there: the same sums, with a stride of 1.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return super().forward(as_float(x))
+        if self.folds(x):
+            return self.folded(x)
+        return super().forward(as_float(x.contiguous(memory_format=torch.channels_last)))  # as its kernels want it
+
+    def folds(self, x: Tensor) -> bool:
+        s = self.stride[0]
+        return s > 1 and not any(n % s for n in (*self.kernel_size, *x.shape[2:])) and self.padding == (0, 0)
+
+    def folded(self, x: Tensor) -> Tensor:
+        s, weight = self.stride[0], self.weight
+        if x.dtype == torch.uint8:  # exact in bfloat16 as long as they are whole numbers
+            weight = weight * (1 / 255)
+        x = _squares(x, s).permute(0, 2, 4, 1, 3, 5)  # [B, H / s, W / s, C, s, s]
+        weight = _squares(weight, s).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)  # [out, C s s, kernel / s, kernel / s]
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(x.device.type) else torch.float32
+        x = torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)  # turned and converted in one go
+        return F.conv2d(x.flatten(3).movedim(3, 1), weight, self.bias)
+
+
+def _squares(x: Tensor, s: int) -> Tensor:
+    """[N, C, H, W] -> [N, C, H / s, s, W / s, s]"""
+    n, c, h, w = x.shape
+    return x.view(n, c, h // s, s, w // s, s)
 
 
 class Image(NamedTuple):
@@ -115,7 +147,7 @@ class NatureCNN(ConvNet):
         super().__init__(image, 512)
 
     def layers(self, channels: int) -> None:
-        self.conv1 = nn.Conv2d(channels, 32, 8, 4)
+        self.conv1 = FirstConv(channels, 32, 8, 4)
         self.conv2 = nn.Conv2d(32, 64, 4, 2)
         self.conv3 = nn.Conv2d(64, 64, 3, 1)
 
@@ -132,7 +164,7 @@ class ImpalaCNN(ConvNet):
         super().__init__(image, 256)
 
     def layers(self, channels: int) -> None:
-        self.conv1 = nn.Conv2d(channels, 16, 8, 4)
+        self.conv1 = FirstConv(channels, 16, 8, 4)
         self.conv2 = nn.Conv2d(16, 32, 4, 2)
 
     def convolve(self, x: Tensor) -> Tensor:
@@ -146,7 +178,7 @@ class MinAtarCNN(ConvNet):
         super().__init__(image, 128)
 
     def layers(self, channels: int) -> None:
-        self.conv = nn.Conv2d(channels, 16, 3, 1)
+        self.conv = FirstConv(channels, 16, 3, 1)
 
     def convolve(self, x: Tensor) -> Tensor:
         return F.relu(self.conv(x))
@@ -163,7 +195,8 @@ class ImpalaResNet(ConvNet):
 
     def layers(self, channels: int) -> None:
         sizes = (channels, 16, 32, 32)
-        self.sections = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
+        kinds = (FirstConv, nn.Conv2d, nn.Conv2d)
+        self.sections = nn.ModuleList(kind(a, b, 3, padding=1) for kind, (a, b) in zip(kinds, pairwise(sizes), strict=True))
         self.blocks = nn.ModuleList(nn.ModuleList(ResidualBlock(size) for _ in range(2)) for size in sizes[1:])
 
     def convolve(self, x: Tensor) -> Tensor:
