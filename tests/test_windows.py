@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import earlier_episode, examples
 
+from veldt import windows
 from veldt.tree import Layout, spec
 from veldt.windows import Buffers, copy_windows, earlier_rows, locate
 
@@ -25,9 +26,10 @@ DTYPES = [np.uint8, np.bool_, np.float32, np.int64, RECORD]
     st.integers(1, 6),
     st.integers(1, 6),
     st.booleans(),
+    st.sampled_from([1, 2, 3]),
     st.data(),
 )
-def test_windows_are_the_rows_from_first_on_and_zeros_where_blank(dtype, shape, window, n, blanks, data):
+def test_windows_are_the_rows_from_first_on_and_zeros_where_blank(dtype, shape, window, n, blanks, threads, data):
     shape = tuple(shape)
     rows = window + data.draw(st.integers(0, 20))
     size = int(np.prod((rows, *shape))) * np.dtype(dtype).itemsize
@@ -35,7 +37,10 @@ def test_windows_are_the_rows_from_first_on_and_zeros_where_blank(dtype, shape, 
     first = np.array(data.draw(st.lists(st.integers(0, rows - window), min_size=n, max_size=n)), np.int64)
     blank = np.array(data.draw(st.lists(st.integers(0, window), min_size=n, max_size=n)), np.int64) if blanks else None
     out = np.full(n * window * size // rows, 7, np.uint8).view(dtype).reshape(n, window, *shape)
-    copy_windows(source, first, out, blank)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "THREADS", threads)
+        patch.setattr(windows, "LARGE", 0)
+        copy_windows(source, first, out, blank)
     for i in range(n):
         for t in range(window):
             empty = blank is not None and t < blank[i]

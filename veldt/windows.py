@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -20,14 +23,32 @@ def copy_windows(source: Array, first: Array, out: Array, blank: Array | None = 
     width = source.nbytes // len(source)
     # Any column is copied as words, or as bytes where its rows do not end at a word: two kernels, whatever the dtype.
     dtype = np.dtype(np.uint64 if width % 8 == 0 else np.uint8)
-    _copy_windows(rows.view(dtype), width // dtype.itemsize, first, windows.view(dtype), _NONE if blank is None else blank)
+    blank = np.zeros(0, np.int64) if blank is None else blank
+    threads = THREADS if out.nbytes >= LARGE else 1
+
+    def part(thread: int) -> None:
+        of = slice(len(out) * thread // threads, len(out) * (thread + 1) // threads)
+        _copy_windows(rows.view(dtype), width // dtype.itemsize, first[of], windows[of].view(dtype), blank[of])
+
+    if threads == 1:
+        part(0)
+    else:
+        list(_threads().map(part, range(threads)))
 
 
-_NONE = np.zeros(0, np.int64)
+LARGE = 1 << 24  # bytes; what is smaller is copied by one thread
+THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # one core copies at a part of the memory's speed
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "copy")
 
 
 @numba.njit(
-    ["void(u8[::1], i8, i8[::1], u8[:,::1], i8[::1])", "void(u1[::1], i8, i8[::1], u1[:,::1], i8[::1])"], cache=True
+    ["void(u8[::1], i8, i8[::1], u8[:,::1], i8[::1])", "void(u1[::1], i8, i8[::1], u1[:,::1], i8[::1])"],
+    cache=True,
+    nogil=True,
 )
 def _copy_windows(rows: Array, width: int, first: Array, out: Array, blank: Array) -> None:
     """A window lies in one piece: row after row. (With signed indices numba does not vectorise this.)"""
