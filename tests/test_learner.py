@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -523,3 +524,98 @@ def test_the_newest_weights_win_and_are_handed_out_once() -> None:
 def test_the_target_is_in_eval_mode() -> None:
     one = learner(Store(lambda number: None), NormedDQN())
     assert one.net.training and not any(module.training for module in one.target.modules())
+
+
+# Looking ahead, as with a GPU
+
+
+def params_of(net: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+class Peeking(DQN):
+    """Its loss checks that what was begun on early was begun with the target network that it is learned with."""
+
+    seen: list[bool]
+
+    def ahead(self, target: nn.Module, batch: Batch) -> tuple[Array, torch.Tensor]:
+        return batch.host["reward"], params_of(target)
+
+    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
+        self.seen.append(batch.ahead is not None)
+        if batch.ahead is not None:
+            reward, weights = batch.ahead
+            assert reward is batch.host["reward"] and torch.equal(weights, params_of(target))
+        return super().loss(net, target, batch)
+
+
+class Ordered(Store):
+    """Notes the order of calls too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def sample(self, n: int) -> Sample | None:
+        self.calls.append("sample")
+        return super().sample(n)
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        self.calls.append("update")
+        super().update(keys, priorities)
+
+
+def looking_ahead(of: Learner) -> Learner:
+    of._drawer = ThreadPoolExecutor(1)
+    return of
+
+
+def peeking() -> Peeking:
+    algorithm = Peeking(hidden=(16,))
+    object.__setattr__(algorithm, "seen", [])
+    return algorithm
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: int) -> None:
+    plain, algorithm, store = learner(Store(), prefetch=prefetch, target_every=4), peeking(), Ordered()
+    early = looking_ahead(learner(store, algorithm, prefetch=prefetch, target_every=4))
+    for step in range(1, 13):
+        assert plain.step() and early.step()
+        assert torch.equal(plain.vector, early.vector), step
+        assert torch.equal(plain.target_vector, early.target_vector), step
+    begin = ["sample", *["update"] * (prefetch - 1), "sample", "update"]  # before the last of the first draw is learned
+    assert store.calls[: len(begin)] == begin
+    assert store.calls.count("sample") == 12 // prefetch + 1 and store.calls.count("update") == 12
+    # The first has nobody before it; after each copy of the target the next begins afresh.
+    assert algorithm.seen == [step % 4 != 0 for step in range(12)]
+
+
+def test_a_store_that_has_no_next_batch_is_asked_again() -> None:
+    store = Ordered()
+    one = looking_ahead(learner(store))
+    assert one.step()
+    store.empty = True
+    assert one.step(), "the one that was drawn early"
+    assert not one.step()
+    store.empty = False
+    assert one.step() and one.steps == 3
+    assert [int(keys[0]) // 100 for keys, _ in store.updates] == [1, 2, 3]
+
+
+def test_a_cut_forgets_the_batch_that_was_begun() -> None:
+    store, algorithm = Store(), peeking()
+    one = looking_ahead(learner(store, algorithm, target_every=100))
+    assert one.step() and one.cut() and one.step()
+    assert [int(keys[0]) // 100 for keys, _ in store.updates] == [1, 3] and algorithm.seen == [False, False]
+
+
+def test_an_error_of_an_early_draw_is_raised_by_the_step() -> None:
+    class Broken(Store):
+        def sample(self, n: int) -> Sample | None:
+            if self.number:
+                raise OSError("the disk is gone")
+            return super().sample(n)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        looking_ahead(learner(Broken())).step()

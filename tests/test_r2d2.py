@@ -542,6 +542,21 @@ def test_each_network_makes_its_own_state(case: str, monkeypatch: pytest.MonkeyP
     assert same(theirs, theirs_3) and not same(ours, ours_3), "the online network changed alone"
 
 
+@pytest.mark.parametrize("case", ["plain", "no stored state", "history, n 5"])
+def test_a_batch_that_was_begun_early_is_learned_as_any_other(case: str) -> None:
+    of = r2d2(**CASES[case])
+    net, target = network(of, 1), network(of, 2)
+    batch, early = random_windows(of, 8, 8), random_windows(of, 8, 8)
+    early.ahead = of.ahead(target, early)
+    found = []
+    for one, other in ((batch, target), (early, network(of, 3))):  # the target is not asked again
+        net.zero_grad()
+        loss = of.loss(net, other, one)
+        loss.losses[""].backward()
+        found.append([loss.losses[""], loss.priorities, *(p.grad.clone() for p in net.parameters() if p.grad is not None)])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_the_bootstrap_is_the_targets_value_of_the_online_networks_choice() -> None:
     """A target that is shifted by a number shifts its values alone, whatever it would have chosen."""
     of = r2d2(burn_in=2, length=4, stride=2, n=1, rescaling=False, gamma=1.0, eta=0.0)

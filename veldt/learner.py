@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -103,8 +104,12 @@ class Learner:
         self._acted = algorithm.window.before  # the row of a window whose action is the first that it trains
         self._lag = math.nan  # updates between acting and learning
         self._diagnosis: dict[str, float] = {}
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        cuda = self.device.type == "cuda"
+        self._host = torch.empty(self.vector.shape, pin_memory=True) if cuda else None  # for what is published
+        self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
         self._ahead: Batch | None = None  # the next batch, on its way to the GPU
+        self._drawer = ThreadPoolExecutor(1, "draw") if cuda else None
+        self._drawing: Future[None] | None = None
         counters.put("learner_steps", 0)
         if params_.pull(-1) is None:  # otherwise we are born again: nobody acts with fresh weights meanwhile
             self._publish()
@@ -115,13 +120,17 @@ class Learner:
         sample, batch = self._fetched.popleft(), self._ahead
         if batch is None or batch.host is not sample.rows:
             batch = Batch(sample.rows, sample.starts, sample.weights, self.device)
-        elif self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        if self._stream is not None:
+            here = torch.cuda.current_stream(self.device)
+            here.wait_stream(self._stream)  # for this batch
+            self._stream.wait_stream(here)  # for the target network, if it was just copied
         self._ahead = None
         buffers = self._buffers.clone() if len(self._buffers) else None
         if "version" in sample.rows:
             lag = self.steps - sample.rows["version"][:, self._acted]
             self._lag = float(np.maximum(lag, 0).mean())  # one that was killed goes on from before what actors have
+        if self._drawer is not None:
+            self._drawing = self._drawer.submit(self._look_ahead)
         loss = self.algorithm.loss(self.net, self.target, batch)
         if self._update(loss):
             if loss.after is not None:
@@ -158,8 +167,12 @@ class Learner:
 
     def _fetch(self) -> bool:
         began = time.perf_counter()
-        sample = self.store.sample(self.config.batch * self.config.prefetch)
+        found = self._draw()
         self.spent["sample"] += time.perf_counter() - began
+        return found
+
+    def _draw(self) -> bool:
+        sample = self.store.sample(self.config.batch * self.config.prefetch)
         if sample is None:
             return False
         # Every prefetch-th draw, so that each batch is spread over the whole of the stratified draw.
@@ -172,8 +185,10 @@ class Learner:
         for number, (group, value) in enumerate(loss.losses.items()):
             inputs = [p for name, p in self.net.named_parameters() if name.startswith(group)] if group else None
             value.backward(retain_graph=number + 1 < len(loss.losses), inputs=inputs)  # type: ignore[no-untyped-call]
-        if self._stream is not None:
-            self._look_ahead(self._stream)  # while the GPU works
+        if self._drawing is not None:
+            began = time.perf_counter()
+            self._drawing.result()
+            self.spent["sample"] += time.perf_counter() - began
         norm = float(torch.linalg.vector_norm(self.gradient))
         # A Huber loss has a finite gradient even where the loss is infinite: both are looked at.
         if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):
@@ -189,12 +204,18 @@ class Learner:
         self._latest = loss.metrics
         return True
 
-    def _look_ahead(self, stream: torch.cuda.Stream) -> None:
-        """Draws the next batch and brings it to the GPU."""
-        if self._fetched or self._fetch():
-            sample = self._fetched[0]
-            self._ahead = Batch(sample.rows, sample.starts, sample.weights, self.device)
-            self._ahead.move(stream)
+    def _look_ahead(self) -> None:
+        """Draws the next batch and begins on it beside this one's work: in a thread of its own, and on a stream of its own.
+
+        It ends before the update does: to the store it is one caller, whose calls come in the same order every time.
+        """
+        if not self._fetched and not self._draw():
+            return
+        sample = self._fetched[0]
+        with torch.cuda.stream(self._stream):
+            self._ahead = Batch(sample.rows, sample.starts, sample.weights, self.device).move()
+            if hasattr(self.algorithm, "ahead") and (self.steps + 1) % self.config.target_every:
+                self._ahead.ahead = self.algorithm.ahead(self.target, self._ahead)
 
     def _lr(self) -> float:
         if not self.config.anneal:
@@ -221,7 +242,7 @@ class Learner:
         return optim.SGD(weights, gradient)
 
     def _publish(self) -> None:
-        vector = self.vector.cpu().numpy()
+        vector = (self.vector if self._host is None else self._host.copy_(self.vector)).numpy()
         if not np.isfinite(vector).all():
             raise Diverged(
                 f"The learner diverged: its weights are not finite after {self.steps} updates. Lower learner.lr; the last "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,17 +29,19 @@ class Batch:
         self._host_starts = starts
         self._starts: Tensors | None = None
         self._moved: Tensors = {}
+        self.ahead: Any = None  # what the algorithm computed of it before its turn came
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._moved:
             self._moved[name] = on_device(self.host[name], self.device)
         return self._moved[name]
 
-    def move(self, stream: torch.cuda.Stream) -> None:
-        """Begins to bring all columns to the GPU, beside what it is doing; whoever reads them waits for the stream."""
-        with torch.cuda.stream(stream):
-            for x in (*(self[name] for name in self.host), *self.starts.values()):
-                x.record_stream(torch.cuda.default_stream(self.device))
+    def move(self) -> Batch:
+        """Begins to bring all of it to the device."""
+        for name in self.host:
+            self[name]
+        assert self.starts is not None
+        return self
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.host)
@@ -92,4 +94,8 @@ class Algorithm(Protocol):
         """Initial priorities [..., S] of block columns [..., R, ...] from what acting recorded; None: the largest."""
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        """The batch holds windows [B, T, ...], T = window.rows."""
+        """The batch holds windows [B, T, ...], T = window.rows.
+
+        What of it needs no `net` may be in a method `ahead(target, batch)`: a learner with a GPU calls that for the next
+        batch while it works on this one, and `batch.ahead` is what it returned.
+        """

@@ -17,7 +17,7 @@ took an action and its return is there; only such steps count in the loss and in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from veldt.algorithms.transitions import ActionValues
 from veldt.block import Schema, Window, observations, trainable
 from veldt.errors import UserError
 from veldt.nets import LSTM, QHead, each, features_of, flat_rows, made_by, on_device, recurrent_input, torso_for
-from veldt.returns import rescale, unrescale
+from veldt.returns import NStep, rescale, unrescale
 from veldt.step import EnvSpec
 from veldt.tree import Array, Spec, Tree, namespace, spec
 
@@ -95,6 +95,18 @@ class Rows:
         """Some of the B."""
         first = None if self.first is None else self.first[index.cpu().numpy()]
         return Rows(each(self.obs, lambda x: x[index]), self.taken[index], self.reward[index], first)
+
+
+class Ahead(NamedTuple):
+    """What the loss of a batch needs beside the network that it trains."""
+
+    rows: Rows
+    state: Tensors  # before the first row
+    step: NStep  # [B, length]
+    trains: Tensor  # [B, length]
+    bootstrap: Tensor  # [B, length], the trained row that each return goes on from
+    action: Tensor  # [B, length, 1]
+    q_target: Tensor  # [B, length + n, actions]
 
 
 @dataclass(frozen=True)
@@ -219,18 +231,14 @@ class R2D2(ActionValues):
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """Of windows [B, burn_in + length + n], after the history."""
         assert isinstance(net, RecurrentQ) and isinstance(target, RecurrentQ)
-        rows, state = self._rows(batch, net.actions), self._begin(batch)
-        trained = slice(self.history - 1 + self.burn_in, None)
-        step = self._returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
-        r, discount, m = (on_device(x, batch.device) for x in step)  # [B, length]
-        trains = on_device(trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained], batch.device)
-        before, after = rows.part(0, self.burn_in), rows.part(self.burn_in)
-        q = net(after, net.burn_in(before, state))  # [B, length + n, actions]
+        ahead: Ahead = batch.ahead or self.ahead(target, batch)
+        rows, step, trains = ahead.rows, ahead.step, ahead.trains
+        state = net.burn_in(rows.part(0, self.burn_in), ahead.state)
+        q = net(rows.part(self.burn_in), state)  # [B, length + n, actions]
         with torch.no_grad():
-            q_target = target(after, target.burn_in(before, state))
-            v = self.h_inverse(q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
-            y = self.h(r + discount * v.gather(1, m + torch.arange(self.length, device=batch.device)))
-        taken = q[:, : self.length].gather(2, batch["action"][:, trained][:, : self.length, None]).squeeze(2)
+            v = self.h_inverse(ahead.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
+            y = self.h(step.reward + step.discount * v.gather(1, ahead.bootstrap))
+        taken = q[:, : self.length].gather(2, ahead.action).squeeze(2)
         td = torch.where(trains, y - taken, 0.0)  # [B, length]
         loss = torch.dot(batch.weights, 0.5 * td.square().sum(1)) / len(td)
         steps = trains.sum().clamp_min(1)
@@ -240,6 +248,26 @@ class R2D2(ActionValues):
             "trained": trains.float().mean(),
         }
         return Loss({"": loss}, self._mixed(td.detach().abs(), trains), metrics)
+
+    def ahead(self, target: nn.Module, batch: Batch) -> Ahead:
+        """All of the loss that needs the target network alone."""
+        assert isinstance(target, RecurrentQ)
+        rows, state = self._rows(batch, target.actions), self._begin(batch)
+        trained = slice(self.history - 1 + self.burn_in, None)
+        host = self._returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
+        trains = trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained]
+        step = NStep(*(on_device(x, batch.device) for x in host))
+        with torch.no_grad():
+            q_target = target(rows.part(self.burn_in), target.burn_in(rows.part(0, self.burn_in), state))
+        return Ahead(
+            rows=rows,
+            state=state,
+            step=step,
+            trains=on_device(trains, batch.device),
+            bootstrap=step.m + torch.arange(self.length, device=batch.device),
+            action=batch["action"][:, trained][:, : self.length, None],
+            q_target=q_target,
+        )
 
     def _rows(self, batch: Batch, actions: int) -> Rows:
         """All rows from history - 1 on."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import nn
 from torch.nn import functional as F
 
 from veldt import recipes
@@ -192,7 +193,10 @@ def _batch(learner: Learner, batch: int) -> Batch:
 
 def _plain(learner: Learner) -> tuple[Any, Any, torch.optim.Optimizer]:
     """Copies of the network, and an optimizer for one of them."""
-    net = copy.deepcopy(learner.net)
+    net, target = copy.deepcopy(learner.net), copy.deepcopy(learner.net).requires_grad_(False)
+    for module in (*net.modules(), *target.modules()):
+        if isinstance(module, nn.LSTM):
+            module.flatten_parameters()
     for parameter in net.parameters():
         parameter.grad = None
-    return net, copy.deepcopy(net).requires_grad_(False), torch.optim.Adam(net.parameters(), 1e-3, fused=True)
+    return net, target, torch.optim.Adam(net.parameters(), 1e-3, fused=True)
