@@ -67,6 +67,34 @@ def test_what_a_line_tells(changes: dict[str, Any], words: list[str]) -> None:
     assert sentence.endswith(".") and "\n" not in sentence
 
 
+CENTRAL = LINE | {"wait/learner": 0.6, "wait/inference": 0.02, "wait/actor": 0.7, "inference_batch": 7.6, "envs": 16}
+SHARED = "waits 60 % of its time for data; "
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["inference is the bottleneck, busy 98 %", "(8 of 16 environments at once)", "--central.device cuda"]),
+        (
+            {"inference_device": "cpu"},
+            ["inference is the bottleneck", "a smaller network, or a GPU with --central.device cuda."],
+        ),
+        ({"inference_device": "cuda"}, ["inference is the bottleneck", "larger batches, or a smaller network."]),
+        ({"wait/inference": 0.7, "wait/actor": 0.02}, ["60 % of theirs in environments: add --actors (now 2)"]),
+        ({"wait/inference": 0.5, "wait/actor": 0.4}, ["wait for each other (40 % and 50 %", "--central.groups"]),
+        ({"wait/inference": 0.5, "cpu/all": 3.9}, ["all 4 cores are busy: faster environments or more cores"]),
+    ],
+)
+def test_what_a_line_tells_where_one_process_acts_for_all(changes: dict[str, Any], words: list[str]) -> None:
+    sentence = bottleneck(CENTRAL | changes)
+    assert all(word in sentence for word in (SHARED, *words)), sentence
+
+
+def test_with_central_inference_the_learner_may_still_be_what_all_wait_for() -> None:
+    sentence = bottleneck(CENTRAL | {"wait/learner": 0.0, "wait/actor": 0.7, "wait/inference": 0.6, "refusing": 0.9})
+    assert "learner is the bottleneck" in sentence
+
+
 def test_without_samples_per_insert_it_is_not_offered() -> None:
     assert "samples_per_insert" not in bottleneck(LINE | {"samples_per_insert": 0.0, "wait/learner": 0.5})
 

@@ -58,9 +58,13 @@ def _central(line: dict[str, Any]) -> str:
     if _cores_busy(line) and inference >= WAITS:
         return f"{waits}; all {line['cores']} cores are busy: faster environments or more cores."
     if inference < max(WAITS, 0.5 * actor):
+        smaller = "or a smaller network"
+        if line.get("inference_device", "cpu") == "cpu":
+            smaller = "a smaller network, or a GPU with --central.device cuda"
+        busy = percent(1 - inference)
         return (
-            f"{waits}; inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}): more "
-            "--envs-per-actor for larger batches, a smaller network, or a GPU with --central.device cuda."
+            f"{waits}; inference is the bottleneck, busy {busy} of its time ({batch}): more --envs-per-actor for larger "
+            f"batches, {smaller}."
         )
     if actor < max(WAITS, 0.5 * inference):
         env = percent(line.get("busy/env", 0.0))

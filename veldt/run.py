@@ -291,6 +291,7 @@ class Session:
             "store_capacity": size.capacity,
             "store_min_size": config.store.min_size,
             "store_once": config.store.selector == "fifo",
+            "inference_device": config.central.device or config.device,
         }
         program = make_program(config, env)
         torch.set_num_threads(config.threads)
