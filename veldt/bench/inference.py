@@ -281,10 +281,13 @@ class InferenceBench:
         for _ in range(self.rounds):
             window = Window(self.seconds, ["actor/0"])
             Local(gate=Gate({"policy": messages})).run(call_program(env, n), window)
-            ours, bare = percentiles(window.taken), echo(question, answer, self.seconds)
-            turns.append({"p50_us": ours[0], "p99_us": ours[1], "bare p50_us": bare[0], "bare p99_us": bare[1]})
+            turn: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
+            turn += echo(question, answer, self.seconds, os.environ["GRPC_EXPERIMENTS"])  # which `runtime.grpc` has set
+            names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))
+            turns.append(dict(zip(names, turn, strict=True)))
         found = medians(turns)
         found["p50 / bare p50"] = found["p50_us"] / found["bare p50_us"]
+        found["p50 / bare p50, polled like ours"] = found["p50_us"] / found["bare, polled like ours, p50_us"]
         return {f"a call over gRPC (Unix socket, {question} bytes there, {answer} back) against bare grpc.aio": found}
 
     def _slow_ratio(self) -> dict[str, dict[str, float]]:
@@ -549,10 +552,14 @@ def cpu_seconds() -> float:
     return seconds
 
 
-def echo(question: int, answer: int, seconds: float) -> tuple[float, float]:
-    """p50 and p99 in us of calls of a bare grpc.aio server with so many bytes each way, two fresh processes."""
+def echo(question: int, answer: int, seconds: float, experiments: str = "") -> tuple[float, float]:
+    """p50 and p99 in us of calls of a bare grpc.aio server with so many bytes each way, two fresh processes.
+
+    `experiments` is what gRPC takes as GRPC_EXPERIMENTS; without, it is as it comes.
+    """
     with tempfile.TemporaryDirectory(prefix="veldt-") as folder:
-        path, module = f"{folder}/socket", "from veldt.bench import latency"
+        path = f"{folder}/socket"
+        module = f"import os; os.environ['GRPC_EXPERIMENTS'] = {experiments!r}; from veldt.bench import latency"
         server = subprocess.Popen([sys.executable, "-c", f"{module}; latency.serve_echo({path!r}, {answer})"])
         try:
             p50, p99 = side_by_side([f"{module}; latency.call_echo({path!r}, {question}, {seconds})"], seconds)[0]
