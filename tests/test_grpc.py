@@ -1058,3 +1058,33 @@ def test_neither_torch_nor_numba_is_loaded() -> None:
 
 if __name__ == "__main__":
     {"gate": gate, "answer": answer, "proxy": proxy, "attack": attack}[sys.argv[1]](json.loads(sys.argv[2]))
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(40, marks=pytest.mark.long)])
+def test_the_end_of_a_run_reaches_actors_that_are_sending(tmp_path: Path, rounds: int) -> None:
+    """A connection that is closed while the other end still sends takes with it what was not read there."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    for i in range(rounds):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        world = World(folder, seats=4, size=300_000, token=str(token), doors=[{"address": "127.0.0.1:0"}])
+        try:
+            world.start("answer")
+            links = [world.link(world.addresses[0], f"actor/{k}", token=TOKEN) for k in range(world.seats)]
+            for link in links:
+                link.connect()
+            sent, ends = [0] * len(links), time.monotonic() + 0.2
+            while not all(link.quit for link in links):
+                world.board.quit = time.monotonic() > ends
+                assert time.monotonic() < ends + 5.0, [link._why for link in links if not link.quit]
+                for k, link in enumerate(links):
+                    if not link.quit:
+                        sent[k] += link.outbox("policy").put(question(sent[k], 300_000))
+                    while link.inbox("policy").peek() is not None:
+                        link.inbox("policy").pop()
+                    link.step()
+            assert min(sent) > 0
+        finally:
+            world.close()

@@ -282,7 +282,7 @@ class InferenceBench:
             window = Window(self.seconds, ["actor/0"])
             Local(gate=Gate({"policy": messages})).run(call_program(env, n), window)
             turn: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
-            turn += echo(question, answer, self.seconds, os.environ["GRPC_EXPERIMENTS"])  # which `runtime.grpc` has set
+            turn += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
             names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))
             turns.append(dict(zip(names, turn, strict=True)))
         found = medians(turns)

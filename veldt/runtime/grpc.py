@@ -26,12 +26,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # who fails to get in does not fill the terminal
-# gRPC's newer way to poll hands each message through two more threads: 238 us for a bare call instead of 157.
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+# gRPC's newer way to poll hands each message through two more threads: 238 us for a bare call instead of 157. (One that
+# does not know these names any more would say so on the terminal.)
+if tuple(map(int, version("grpcio").split(".")[:2])) < (1, 90):
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import grpc
 import grpc.aio
@@ -476,7 +479,7 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
         while self._up and self._bye < 2 and time.monotonic() < until:
-            self._bye = self._bye or int(self.settled or time.monotonic() > until - 0.5)
+            self._bye = self._bye or int(self.settled or self.quit or time.monotonic() > until - 0.5)
             self.wake()
             self._run(0.01)
         while self._up and time.monotonic() < until:  # the run ends the stream; ended here, the last words may be lost
@@ -983,7 +986,7 @@ class _Stream:
         self.writing = 0.0  # since when; 0: not
         self.status = b""  # the last that was sent
         self.first: bytes | None = None  # WELCOME
-        self.over = False  # END is to be said
+        self.over = self.told = False  # END is to be said, and was
         self.bye = False
         self.end: asyncio.Future[tuple[grpc.StatusCode, str] | None] = gate.loop.create_future()
         self._wake: asyncio.Future[None] | None = None
@@ -1090,9 +1093,9 @@ class _Stream:
             while True:
                 while (data := self._next()) is not None and not self.end.done():
                     await self._send(data)
-                if self.over:
-                    await self._send(frame(END))
-                    self.close()
+                if self.over and not self.told:
+                    self.told = True
+                    await self._send(frame(END))  # the actor says goodbye; closed here, this might not reach it
                 if self.end.done():
                     return
                 self._wake = gate.loop.create_future()
