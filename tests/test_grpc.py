@@ -34,7 +34,9 @@ from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.runtime import wire
 from veldt.runtime.board import COUNTS, ROW, Board
-from veldt.runtime.grpc import RECORD, SILENT_S, Door, EventBell, Gate, Link, LinkLost, Port, Seat, _Lane, read_token
+from veldt.runtime.gate import RECORD, Door, EventBell, Gate, Port, Seat, _Lane
+from veldt.runtime.grpc import SILENT_S, LinkLost, read_token
+from veldt.runtime.link import Link
 from veldt.runtime.shm import Format, Latest, Memory, Reader, Writer, make_memory
 from veldt.runtime.wire import frame
 from veldt.tree import Tree
@@ -1052,7 +1054,7 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_numba_is_loaded() -> None:
-    code = "import sys, veldt.runtime.grpc; print(*{'torch', 'numba'} & set(sys.modules))"
+    code = "import sys, veldt.runtime.link; print(*{'torch', 'numba'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.strip() == ""
 
 

@@ -228,7 +228,7 @@ def check_gate(gate: GateConfig) -> None:
     """Raises a UserError where the run is not allowed to listen, or cannot."""
     if gate.listen:
         from veldt.runtime.away import read_secret
-        from veldt.runtime.grpc import Door
+        from veldt.runtime.gate import Door
 
         certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
         Door(gate.listen, certificate, key).check("a token that is made later".replace(" ", "-"))

@@ -38,7 +38,8 @@ class Actor:
 def run(argv: list[str]) -> int:
     args = parse(Actor, argv, prog="veldt actor", description=EXAMPLE)
     from veldt.runtime import away
-    from veldt.runtime.grpc import Link, LinkLost, read_token
+    from veldt.runtime.grpc import LinkLost, read_token
+    from veldt.runtime.link import Link
 
     token = read_token(args.token_file) if args.token_file is not None else ""
     certificate = away.read_secret(args.certificate) if args.certificate is not None else b""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from veldt.errors import UserError
-from veldt.runtime.grpc import Link, read_token
+from veldt.runtime.grpc import read_token
+from veldt.runtime.link import Link
 
 log = logging.getLogger("veldt")
 

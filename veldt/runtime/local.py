@@ -297,7 +297,7 @@ class Supervisor:
 
     def _lay_out_gate(self, gate: GatePlan) -> None:
         """What outlives the gate's process: who has which seat, and how often it was taken."""
-        from veldt.runtime.grpc import INCARNATION, RECORD, EventBell
+        from veldt.runtime.gate import INCARNATION, RECORD, EventBell
 
         self.descriptors["gate bell"] = EventBell.make()
         records = Memory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))

@@ -52,7 +52,7 @@ from veldt.runtime.zygote import ignore_signals, set_title
 from veldt.seeds import derive
 
 if TYPE_CHECKING:  # who does not need gRPC does not load it
-    from veldt.runtime.grpc import EventBell
+    from veldt.runtime.gate import EventBell
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
@@ -65,7 +65,7 @@ log = logging.getLogger("veldt")
 
 @dataclass(frozen=True)
 class GatePlan:
-    """What the process called `gate` listens for (`veldt.runtime.grpc`)."""
+    """What the process called `gate` listens for (`veldt.runtime.gate`)."""
 
     socket: str  # a path
     messages: dict[str, Messages]  # by node
@@ -309,12 +309,12 @@ class Host:
         return self._gate_bell() if process in self.plan.seats else self.board.bell(self.plan.row(process))
 
     def _gate_bell(self) -> EventBell:
-        from veldt.runtime.grpc import EventBell
+        from veldt.runtime.gate import EventBell
 
         return EventBell(self.board.memory, ROW * self.plan.row(GATE), self.descriptors["gate bell"])
 
     def _make_link(self) -> Any:
-        from veldt.runtime.grpc import Link
+        from veldt.runtime.link import Link
 
         assert self.plan.gate is not None
         address = self.plan.gate.listen if self.plan.gate.own_listen else f"unix:{self.plan.gate.socket}"
@@ -323,7 +323,7 @@ class Host:
         return link
 
     def _make_gate(self) -> Any:
-        from veldt.runtime.grpc import RECORD, Door, Gate, LatestReader, Port, Seat
+        from veldt.runtime.gate import RECORD, Door, Gate, LatestReader, Port, Seat
 
         plan, gate, seats = self.plan, self.plan.gate, []
         assert gate is not None
