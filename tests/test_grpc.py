@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import psutil
 import pytest
@@ -35,7 +34,7 @@ from veldt.errors import UserError
 from veldt.runtime import wire
 from veldt.runtime.board import COUNTS, ROW, Board
 from veldt.runtime.gate import RECORD, Door, EventBell, Gate, Port, Seat, _Lane
-from veldt.runtime.grpc import SILENT_S, LinkLost, read_token
+from veldt.runtime.grpc import SILENT_S, LinkLost, grpc, read_token  # gRPC as both ends have it
 from veldt.runtime.link import Link
 from veldt.runtime.shm import Format, Latest, Memory, Reader, Writer, make_memory
 from veldt.runtime.wire import frame

@@ -80,8 +80,15 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-def test_a_buffer_is_used_again_only_when_nobody_holds_it():
-    buffers = Buffers()
+@pytest.fixture(params=[False, True], ids=["plain", "pinned"])
+def buffers(request, monkeypatch):
+    """Pages can be pinned only where there is a GPU; all else is as there."""
+    plain = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **other: plain(*shape, **other))
+    return Buffers(request.param)
+
+
+def test_a_buffer_is_used_again_only_when_nobody_holds_it(buffers):
     a = buffers.empty(LARGE, np.uint8)
     assert a.shape == LARGE and a.dtype == np.uint8
     b = buffers.empty(LARGE, np.uint8)
@@ -106,8 +113,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
-def test_whoever_holds_a_part_of_a_buffer_keeps_it(hold):
-    buffers = Buffers()
+def test_whoever_holds_a_part_of_a_buffer_keeps_it(hold, buffers):
     a = buffers.empty(LARGE, np.uint8)
     where, held = address(a), hold(a)
     del a
@@ -116,8 +122,18 @@ def test_whoever_holds_a_part_of_a_buffer_keeps_it(hold):
     assert address(buffers.empty(LARGE, np.uint8)) == where
 
 
-def test_no_more_than_a_few_buffers_are_kept():
-    buffers = Buffers()
+def test_whoever_holds_a_field_of_records_keeps_them(buffers):
+    a = buffers.empty((Buffers.SMALL,), RECORD)
+    where, held = address(a), a["b"]
+    del a
+    other = buffers.empty((Buffers.SMALL,), RECORD)
+    other["b"] = 1
+    assert address(other) != where
+    del held, other
+    assert address(buffers.empty((Buffers.SMALL,), RECORD)) == where
+
+
+def test_no_more_than_a_few_buffers_are_kept(buffers):
     held = [buffers.empty(LARGE, np.uint8) for _ in range(3 * Buffers.KEEP)]
     assert len({address(x) for x in held}) == len(held)
     assert buffers.nbytes == Buffers.KEEP * held[0].nbytes

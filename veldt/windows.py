@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import os
@@ -130,8 +131,11 @@ class Buffers:
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     import torch
 
-    raw = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True).numpy()
-    array: Array = np.ndarray(shape, dtype, raw)
+    owner = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
+    memory: Any = (ctypes.c_uint8 * owner.numel()).from_address(owner.data_ptr())
+    memory.owner = owner  # which lives as long
+    # Not an array of an array: a view of that would hold the inner one, and nobody could see that the outer one is in use.
+    array: Array = np.ndarray(shape, dtype, memory)
     return array
 
 
