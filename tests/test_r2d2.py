@@ -7,9 +7,11 @@ import copy
 import functools
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ from test_vtrace import Walk
 from veldt.actor import Actor
 from veldt.algorithms.base import Batch
 from veldt.algorithms.r2d2 import R2D2, RecurrentQ
+from veldt.bench.learner import VECTOR, make_learner
 from veldt.block import Block, Schema
 from veldt.callables import name_of
 from veldt.counters import Counters
@@ -43,6 +46,7 @@ from veldt.selectors import Uniform
 from veldt.step import EnvSpec
 from veldt.store import Replay
 from veldt.tree import Array, spec
+from veldt.windows import Buffers
 
 CPU = torch.device("cpu")
 H, C, TAKEN = "state/h", "state/c", "state/taken"
@@ -1072,3 +1076,31 @@ def test_a_run_tells_delta_q_and_is_not_changed_by_it(tmp_path: Path, monkeypatc
         told.append([line["delta_q_last"] for line in run.metrics if "delta_q_last" in line])
     assert told[0] and max(told[0]) > 0 and not told[1]
     assert Run(tmp_path / "5").weights_hash() == run.weights_hash()
+
+
+class Late:
+    """An executor that does nothing before it is asked for the result."""
+
+    def submit(self, function: Any) -> Any:
+        return SimpleNamespace(result=function)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_drawn_early_leaves_the_batch_that_is_learned_alone(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the next batch is drawn during the loss or after it makes no difference, in pinned memory either."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    if device == "cpu":
+        plain = torch.empty
+        monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **other: plain(*shape, **other))
+    of, weights = R2D2(burn_in=4, length=16, stride=8, n=3, lstm=16, head=0, hidden=(16,)), []
+    for drawer in (ThreadPoolExecutor(1), Late()):
+        learner = make_learner(VECTOR, of, 256, 60, device, fresh=64)
+        learner.store._buffers = Buffers(pinned=True)  # type: ignore[attr-defined]
+        learner._drawer = drawer  # type: ignore[assignment]
+        for _ in range(12):
+            assert learner.step()
+        kept = next(iter(learner.store._buffers._kept.values()))  # type: ignore[attr-defined]
+        assert kept[0].nbytes >= Buffers.SMALL, "large enough to be used again"
+        weights.append(learner.vector.cpu())
+    assert torch.equal(*weights)
