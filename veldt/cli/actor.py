@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from veldt.cli.parse import parse
 from veldt.errors import ProcessFailed
+from veldt.signals import interruptible
 
 EXAMPLE = """Acts for a run that listens (veldt train ... --gate.listen HOST:PORT), from this machine or another.
 
@@ -44,9 +42,10 @@ def run(argv: list[str]) -> int:
     token = read_token(args.token_file) if args.token_file is not None else ""
     certificate = away.read_secret(args.certificate) if args.certificate is not None else b""
     link = Link(args.connect, token, certificate, compress=args.compress, patience=args.patience)
+    left: list[int] = []
     try:
         welcome = link.connect()
-        with leaving_on_signals() as left:
+        with interruptible(left.append, "Leaving the run"):
             away.live(link, welcome, args.env, say=lambda text: print(text, flush=True), leaving=lambda: bool(left))
     except LinkLost as error:
         raise ProcessFailed(str(error)) from None
@@ -57,23 +56,3 @@ def run(argv: list[str]) -> int:
         return 128 + left[0]
     print("The run has ended.")
     return 0
-
-
-@contextlib.contextmanager
-def leaving_on_signals() -> Iterator[list[int]]:
-    """Signals that came; the second of them ends it at once."""
-    came: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        came.append(number)
-        for each in before:
-            signal.signal(each, before[each])
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield came
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
