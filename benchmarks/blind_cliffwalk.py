@@ -29,19 +29,19 @@ import tyro
 from torch import nn
 
 from veldt import callables
+from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
-from veldt.block import Block, Schema
 from veldt.counters import Counters
 from veldt.envs import Envs, make_env
 from veldt.envs.small import BlindCliffwalk
-from veldt.learner import Learner, LearnerConfig
-from veldt.limiters import MinSize
-from veldt.params import LatestParams
-from veldt.recorder import Recorder
-from veldt.selectors import Prioritized, Uniform
-from veldt.step import EnvSpec
-from veldt.store import Replay
-from veldt.tree import Array, Tree
+from veldt.learning.learner import Learner, LearnerConfig
+from veldt.learning.params import LatestParams
+from veldt.records.block import Block, Schema
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Tree
+from veldt.storing.limiters import MinSize
+from veldt.storing.replay import Replay
+from veldt.storing.selectors import Prioritized, Uniform
 
 COLOURS = {"uniform": "#c2553a", "prioritized": "#1f6f8b"}
 FRESH = 16  # steps in a block

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from veldt.cli.plot import Curve, draw
-from veldt.log import read_metrics
+from veldt.watching.sinks import read_metrics
 
 
 def read(path: Path) -> Curve:

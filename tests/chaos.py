@@ -20,14 +20,14 @@ import numpy as np
 import psutil
 import torch
 
-from veldt import recipes
 from veldt.algorithms.dqn import DQN
-from veldt.config import Config
 from veldt.envs.small import Counter
-from veldt.learner import Learner
+from veldt.experiment import recipes
+from veldt.experiment.config import Config
+from veldt.experiment.run import make_program
+from veldt.learning.learner import Learner
 from veldt.program import Node, Program
-from veldt.run import make_program
-from veldt.runtime import zygote
+from veldt.runtime.local import zygote
 
 log = logging.getLogger("veldt")
 
@@ -546,7 +546,7 @@ class Producer:
     def step(self) -> bool:
         from oracles import make_block
 
-        from veldt.block import BlockId
+        from veldt.records.block import BlockId
 
         if self.sequence == self.limit:
             return False

@@ -4,12 +4,20 @@ several files of tests need."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from veldt.runtime.shm import make_memory
+
+# Tests share what they build with each other, and with the processes that they start.
+HERE = Path(__file__).parent
+FOLDERS = [str(HERE), *(str(path) for path in sorted(HERE.iterdir()) if path.is_dir() and path.name != "__pycache__")]
+sys.path[:0] = FOLDERS
+os.environ["PYTHONPATH"] = os.pathsep.join(FOLDERS + [path for path in [os.environ.get("PYTHONPATH", "")] if path])
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("same", derandomize=True, database=None, print_blob=True, suppress_health_check=SLOW)

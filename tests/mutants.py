@@ -45,29 +45,29 @@ class Mutant:
     hangs: bool = False  # running out of time counts as caught
 
 
-ATARI = "tests/test_atari.py::"
-BLOCK = "tests/test_block.py::"
-DPG = "tests/test_dpg.py::"
-DQN = "tests/test_dqn.py::"
-ENVS = "tests/test_envs.py::"
-LEARNER = "tests/test_learner.py::"
-LIMITERS = "tests/test_limiters.py::"
-NETS = "tests/test_nets.py::"
-POLICY = "tests/test_policy.py::"
-PROPERTIES = "tests/test_properties.py::"
-RECORDER = "tests/test_recorder.py::"
-RETURNS = "tests/test_returns.py::"
-SELECTORS = "tests/test_selectors.py::"
-STORE = "tests/test_store.py::"
-SUMTREE = "tests/test_sumtree.py::"
-WINDOWS = "tests/test_windows.py::"
-DISTRIBUTIONS = "tests/test_distributions.py::"
-OPTIM = "tests/test_optim.py::"
-VTRACE = "tests/test_vtrace.py::"
-IMPALA = "tests/test_impala.py::"
-INFERENCE = "tests/test_inference.py::"
-R2D2 = "tests/test_r2d2.py::"
-ACTOR = "tests/test_actor.py::"
+ATARI = "tests/envs/test_atari.py::"
+BLOCK = "tests/records/test_block.py::"
+DPG = "tests/algorithms/test_dpg.py::"
+DQN = "tests/algorithms/test_dqn.py::"
+ENVS = "tests/envs/test_envs.py::"
+LEARNER = "tests/learning/test_learner.py::"
+LIMITERS = "tests/storing/test_limiters.py::"
+NETS = "tests/nets/test_nets.py::"
+POLICY = "tests/acting/test_policy.py::"
+PROPERTIES = "tests/records/test_properties.py::"
+RECORDER = "tests/acting/test_recorder.py::"
+RETURNS = "tests/learning/test_returns.py::"
+SELECTORS = "tests/storing/test_selectors.py::"
+STORE = "tests/storing/test_store.py::"
+SUMTREE = "tests/storing/test_sumtree.py::"
+WINDOWS = "tests/storing/test_windows.py::"
+DISTRIBUTIONS = "tests/learning/test_distributions.py::"
+OPTIM = "tests/learning/test_optim.py::"
+VTRACE = "tests/algorithms/test_vtrace.py::"
+IMPALA = "tests/topologies/test_impala.py::"
+INFERENCE = "tests/acting/test_inference.py::"
+R2D2 = "tests/algorithms/test_r2d2.py::"
+ACTOR = "tests/acting/test_actor.py::"
 
 ALONE = PROPERTIES + "test_a_vector_gives_the_transitions_of_its_environments_alone"
 STREAM = PROPERTIES + "test_every_sampled_window_is_a_run_of_the_stream"
@@ -246,7 +246,7 @@ MUTANTS = [
     Mutant(
         "reset-counted-as-a-step",
         "The ignored action after an episode's end counts as an environment step, and lengthens the next episode.",
-        "actor.py",
+        "acting/actor.py",
         "np.count_nonzero(applied), last.any()",
         "len(applied), last.any()",
         (ACTOR + "test_env_steps_are_applied_actions_and_never_resets",),
@@ -255,7 +255,7 @@ MUTANTS = [
     Mutant(
         "returns-of-clipped-rewards",
         "The returns that are reported are sums of clipped rewards.",
-        "actor.py",
+        "acting/actor.py",
         "returns += reward",
         "returns += np.minimum(1.0, np.maximum(-1.0, reward))",
         (ACTOR + "test_returns_are_sums_of_raw_rewards",),
@@ -263,7 +263,7 @@ MUTANTS = [
     Mutant(
         "cut-as-termination",
         "Episodes that a checkpoint cuts short end as if in a terminal state.",
-        "actor.py",
+        "acting/actor.py",
         '            group.record["last"] = np.ones_like(group.record["last"])',
         '            group.record["last"] = np.ones_like(group.record["last"])\n'
         '            group.record["discount"] = np.zeros_like(group.record["discount"])',
@@ -272,7 +272,7 @@ MUTANTS = [
     Mutant(
         "cut-not-marked",
         "Episodes that a checkpoint cuts short run on into the next ones.",
-        "actor.py",
+        "acting/actor.py",
         '            group.record["last"] = np.ones_like(group.record["last"])\n',
         "",
         (ACTOR + "test_a_cut_ends_running_episodes_as_truncated_and_leaves_them_out_of_the_returns",),
@@ -280,7 +280,7 @@ MUTANTS = [
     Mutant(
         "acting-history-wraps-off-by-one",
         "When the buffer of the acting policy wraps, its stack keeps the frames of one step before.",
-        "policy.py",
+        "acting/policy.py",
         "row[:, :keep] = row[:, -keep:]",
         "row[:, :keep] = row[:, -keep - 1 : -1]",
         (POLICY + "test_history_is_what_a_window_of_the_same_rows_reads",),
@@ -288,7 +288,7 @@ MUTANTS = [
     Mutant(
         "acting-history-survives-a-reset",
         "After a restart the acting policy still stacks frames from before it.",
-        "policy.py",
+        "acting/policy.py",
         "self._history.pop(group, None)",
         "self._history.get(group, None)",
         (POLICY + "test_a_reset_forgets_the_history",),
@@ -296,7 +296,7 @@ MUTANTS = [
     Mutant(
         "recurrent-state-not-reset",
         "The recurrent state is carried over into the next episode.",
-        "policy.py",
+        "acting/policy.py",
         "tensor[begins] = 0",
         "tensor[begins] += 0",
         (POLICY + "test_recurrent_state_starts_at_zero_with_every_episode",),
@@ -305,7 +305,7 @@ MUTANTS = [
     Mutant(
         "published-weights-are-a-view",
         "The weights that actors get change under them while the learner goes on.",
-        "params.py",
+        "learning/params.py",
         "vector = weights.vector.copy()",
         "vector = weights.vector[:]",
         (LEARNER + "test_published_weights_are_frozen",),
@@ -314,7 +314,7 @@ MUTANTS = [
     Mutant(
         "action-misaligned",
         "An action is stored beside the observation before the one that it was taken at.",
-        "recorder.py",
+        "acting/recorder.py",
         "column[:, end] = row[name]",
         'column[:, end - (name == "action")] = row[name]',
         (STREAM,),
@@ -322,7 +322,7 @@ MUTANTS = [
     Mutant(
         "reward-misaligned",
         "A reward is stored beside the observation before the one that it came with.",
-        "recorder.py",
+        "acting/recorder.py",
         "column[:, end] = row[name]",
         'column[:, end - (name == "reward")] = row[name]',
         (STREAM,),
@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         "blocks-are-views-of-the-tape",
         "The rows of a block are those that the recorder goes on writing into.",
-        "recorder.py",
+        "acting/recorder.py",
         "rows = {name: array.copy() for name, array in tape.rows.items()}",
         "rows = {name: array[:] for name, array in tape.rows.items()}",
         (RECORDER + "test_blocks_are_read_only_and_apart_from_the_tape",),
@@ -339,7 +339,7 @@ MUTANTS = [
     Mutant(
         "tape-drops-off-by-one",
         "The context that the next block begins with is that of one step before.",
-        "recorder.py",
+        "acting/recorder.py",
         "array[:, :keep] = array[:, fresh : self.end].copy()",
         "array[:, :keep] = array[:, fresh - 1 : self.end - 1].copy()",
         (RECORDER + "test_what_a_tape_drops_is_gone_and_what_it_keeps_is_in_place",),
@@ -347,7 +347,7 @@ MUTANTS = [
     Mutant(
         "old-row-after-the-newest",
         "After the newest row lies one of an earlier block that reads as valid: the next observation of a flushed stream.",
-        "recorder.py",
+        "acting/recorder.py",
         'self._columns["valid"][:, keep:] = False',
         'self._columns["valid"][:, keep + 1 :] = False',
         (RECORDER + "test_what_a_tape_drops_is_gone_and_what_it_keeps_is_in_place",),
@@ -356,7 +356,7 @@ MUTANTS = [
     Mutant(
         "restart-goes-on-with-the-old-tape",
         "After a restart the new episodes are written behind the rows of the lost ones, as if they went on.",
-        "recorder.py",
+        "acting/recorder.py",
         "self._tapes.pop(group, None)",
         "self._tapes.get(group, None)",
         (STREAM,),
@@ -364,7 +364,7 @@ MUTANTS = [
     Mutant(
         "states-of-the-next-step",
         "The recurrent state stored for a window is that of one step later.",
-        "recorder.py",
+        "acting/recorder.py",
         "states = slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)",
         "states = slice(window.history, window.history + self.schema.fresh, window.stride)",
         (STREAM,),
@@ -372,7 +372,7 @@ MUTANTS = [
     Mutant(
         "items-sent-twice",
         "A block that is sent short has the items that the next one has again.",
-        "recorder.py",
+        "acting/recorder.py",
         "items[:, fresh // window.stride :] = False",
         "items[:, self.schema.fresh // window.stride :] = False",
         (ITEMS,),
@@ -380,7 +380,7 @@ MUTANTS = [
     Mutant(
         "sent-before-the-lookahead",
         "A block is sent short before the rows that its last returns need are there, and these steps are lost.",
-        "recorder.py",
+        "acting/recorder.py",
         "fresh = (tape.end - window.before - window.after) // window.stride * window.stride",
         "fresh = (tape.end - window.before) // window.stride * window.stride",
         (ITEMS,),
@@ -389,7 +389,7 @@ MUTANTS = [
     Mutant(
         "block-one-row-short",
         "A block ends one row before its last window does, which reads on in the next block.",
-        "block.py",
+        "records/block.py",
         "return self.length - self.stride + self.lookahead",
         "return self.length - self.stride + max(0, self.lookahead - 1)",
         (BLOCK + "test_every_window_of_a_block_lies_within_it",),
@@ -398,7 +398,7 @@ MUTANTS = [
     Mutant(
         "ignored-action-trains",
         "The ignored action of an episode's last record becomes a transition to the next episode.",
-        "block.py",
+        "records/block.py",
         "return valid[..., :size] & ~last[..., :size] & reaches",
         "return valid[..., :size] & reaches",
         (BLOCK + "test_trainable_is_its_definition",),
@@ -407,7 +407,7 @@ MUTANTS = [
     Mutant(
         "next-observation-unwritten",
         "A step trains although the row it is bootstrapped from was never written.",
-        "block.py",
+        "records/block.py",
         "reaches = valid[..., lookahead : lookahead + size]",
         "reaches = valid[..., :size]",
         (BLOCK + "test_trainable_is_its_definition",),
@@ -416,7 +416,7 @@ MUTANTS = [
     Mutant(
         "last-steps-never-train",
         "The steps within n of an episode's end are never trained on, and with them the reward that ends it.",
-        "block.py",
+        "records/block.py",
         "reaches = valid[..., row] & (last[..., row] | reaches)",
         "reaches = valid[..., row] & ~last[..., row] & reaches",
         (BLOCK + "test_trainable_is_its_definition",),
@@ -424,7 +424,7 @@ MUTANTS = [
     Mutant(
         "items-of-the-first-step-only",
         "A window is an item only if its very first step trains, and steps at the start of episodes are lost.",
-        "block.py",
+        "records/block.py",
         "for j in range(window.length):",
         "for j in range(1):",
         (BLOCK + "test_an_item_is_a_window_with_something_to_learn",),
@@ -432,7 +432,7 @@ MUTANTS = [
     Mutant(
         "stack-across-episodes",
         "Stacked frames reach back into the episode before.",
-        "block.py",
+        "records/block.py",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
         "same[:, j] = same[:, j + 1] & valid[:, row]",
         (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
@@ -441,7 +441,7 @@ MUTANTS = [
     Mutant(
         "stack-without-the-first-frame",
         "Stacks near the start of an episode lack its first frame.",
-        "block.py",
+        "records/block.py",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
         "same[:, j] = same[:, j + 1] & ~first[:, row] & valid[:, row]",
         (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
@@ -449,7 +449,7 @@ MUTANTS = [
     Mutant(
         "stack-across-gaps",
         "Stacked frames reach back over a frame that was lost.",
-        "block.py",
+        "records/block.py",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1]",
         (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
@@ -457,7 +457,7 @@ MUTANTS = [
     Mutant(
         "blanking-misses-a-frame",
         "One frame of the episode before stays in a sampled stack of a large observation.",
-        "windows.py",
+        "storing/windows.py",
         "begin = np.uint64(width * blank[i]) if",
         "begin = np.uint64(width * max(0, blank[i] - 1)) if",
         (WINDOWS + "test_windows_are_the_rows_from_first_on_and_zeros_where_blank",),
@@ -465,7 +465,7 @@ MUTANTS = [
     Mutant(
         "blanking-ignores-episodes",
         "Sampled stacks reach back into the episode before.",
-        "windows.py",
+        "storing/windows.py",
         "if first[i, t] or not valid[i, t - 1]:",
         "if not valid[i, t - 1]:",
         (STREAM,),
@@ -474,7 +474,7 @@ MUTANTS = [
     Mutant(
         "blanking-ignores-gaps",
         "Sampled stacks reach back over a frame that was lost.",
-        "windows.py",
+        "storing/windows.py",
         "if first[i, t] or not valid[i, t - 1]:",
         "if first[i, t]:",
         (WINDOWS + "test_earlier_rows_are_those_of_earlier_episodes_and_beyond_gaps",),
@@ -482,7 +482,7 @@ MUTANTS = [
     Mutant(
         "blanking-off-by-one",
         "The stack of an episode's very first step keeps the episode before.",
-        "windows.py",
+        "storing/windows.py",
         "for t in range(at, 0, -1):",
         "for t in range(at - 1, 0, -1):",
         (STREAM,),
@@ -490,7 +490,7 @@ MUTANTS = [
     Mutant(
         "blanking-missing",
         "A sample is not blanked before the episode, and the loss stacks it as it is.",
-        "store.py",
+        "storing/replay.py",
         "self._blanks = schema.window.slices and schema.window.before > 0",
         "self._blanks = False",
         (STREAM,),
@@ -498,7 +498,7 @@ MUTANTS = [
     Mutant(
         "small-observations-not-blanked",
         "Observations small enough to be packed with other columns keep the episode before.",
-        "store.py",
+        "storing/replay.py",
         "columns[name][earlier] = 0",
         "columns[name][earlier] += 0",
         (STREAM,),
@@ -506,7 +506,7 @@ MUTANTS = [
     Mutant(
         "large-observations-not-blanked",
         "Observations too large to be packed keep the episode before.",
-        "store.py",
+        "storing/replay.py",
         "blank if is_observation(name) else None",
         "None",
         (STORE + "test_what_lies_before_the_episode_reads_as_zero_in_large_and_in_small_observations",),
@@ -514,7 +514,7 @@ MUTANTS = [
     Mutant(
         "buffer-reused-while-held",
         "A sample is written over the one before, though someone still reads that.",
-        "windows.py",
+        "storing/windows.py",
         "if sys.getrefcount(kept[i]) == ALONE:",
         "if sys.getrefcount(kept[i]) >= ALONE:",
         (STORE + "test_a_sample_that_is_held_does_not_change",),
@@ -523,7 +523,7 @@ MUTANTS = [
     Mutant(
         "sample-is-a-view",
         "A sample of a single item is a view of the store.",
-        "store.py",
+        "storing/replay.py",
         "                columns[name][earlier] = 0\n        return columns",
         "                columns[name][earlier] = 0\n        if len(first) == 1:\n"
         "            rows = slice(first[0], first[0] + schema.window.rows)\n"
@@ -534,7 +534,7 @@ MUTANTS = [
     Mutant(
         "state-is-a-view",
         "What a checkpoint saves of the store changes while the store goes on.",
-        "store.py",
+        "storing/replay.py",
         '"items": self.items.copy()',
         '"items": self.items',
         (STORE + "test_nothing_that_comes_out_is_a_view_of_the_store",),
@@ -542,7 +542,7 @@ MUTANTS = [
     Mutant(
         "window-of-another-start",
         "Windows begin at the number of their start, not at its row, and overlap wrongly.",
-        "windows.py",
+        "storing/windows.py",
         "first[i] = slot * rows + (leaves[i] - slot * starts) * stride",
         "first[i] = slot * rows + (leaves[i] - slot * starts)",
         (MACHINE,),
@@ -550,7 +550,7 @@ MUTANTS = [
     Mutant(
         "window-in-another-slot",
         "Slots are taken to be one row shorter than they are, and windows begin in the block before.",
-        "windows.py",
+        "storing/windows.py",
         "first[i] = slot * rows + (leaves[i] - slot * starts) * stride",
         "first[i] = slot * (rows - 1) + (leaves[i] - slot * starts) * stride",
         (MACHINE,),
@@ -559,7 +559,7 @@ MUTANTS = [
     Mutant(
         "stale-priority",
         "A priority that comes late is given to the newer item that lies in the same slot.",
-        "store.py",
+        "storing/replay.py",
         "        if oldest <= keys[i] < stop:\n            leaf = keys[i] + shift\n",
         "        if keys[i] < stop:\n            leaf = keys[i] % len(items)\n",
         (STORE + "test_a_stale_priority_is_ignored_and_counted",),
@@ -567,7 +567,7 @@ MUTANTS = [
     Mutant(
         "wrong-leaf-after-the-ring-wraps",
         "Once the ring has wrapped, priorities are given to other items than those sampled.",
-        "store.py",
+        "storing/replay.py",
         "shift = oldest % len(items) - oldest",
         "shift = -oldest",
         (MACHINE,),
@@ -575,7 +575,7 @@ MUTANTS = [
     Mutant(
         "wrong-key-of-the-oldest",
         "The first item of the oldest block gets the key of a block that is not there yet.",
-        "windows.py",
+        "storing/windows.py",
         "(age if age >= 0 else age + count)",
         "(age if age > 0 else age + count)",
         (MACHINE,),
@@ -583,7 +583,7 @@ MUTANTS = [
     Mutant(
         "keys-of-another-part",
         "The priorities of a prefetched batch are written to the items of another one.",
-        "store.py",
+        "storing/replay.py",
         "return Sample(self.keys[keep], rows",
         "return Sample(self.keys[: len(self.weights[keep])], rows",
         (STORE + "test_the_parts_of_a_sample_are_the_sample",),
@@ -591,7 +591,7 @@ MUTANTS = [
     Mutant(
         "overwritten-without-eviction",
         "A full ring writes over its oldest block without forgetting it.",
-        "store.py",
+        "storing/replay.py",
         "while self.next - self.oldest == self.slots or self._overfull(items):",
         "while self.next - self.oldest == self.slots + 1 or self._overfull(items):",
         (MACHINE,),
@@ -599,7 +599,7 @@ MUTANTS = [
     Mutant(
         "evicted-items-keep-their-mass",
         "The items of an evicted block can still be drawn.",
-        "store.py",
+        "storing/replay.py",
         "        self.selector.remove(slot * self.schema.starts + offsets)\n        self.size -= len(offsets)",
         "        self.size -= len(offsets)",
         (MACHINE,),
@@ -608,7 +608,7 @@ MUTANTS = [
     Mutant(
         "capacity-exceeded",
         "A block is let in as long as the store was not full before it, and the capacity is exceeded.",
-        "store.py",
+        "storing/replay.py",
         "self.size + more > self.hard_capacity",
         "self.size > self.hard_capacity",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
@@ -616,7 +616,7 @@ MUTANTS = [
     Mutant(
         "trim-evicts-one-too-many",
         "A store that is just full loses one more block.",
-        "store.py",
+        "storing/replay.py",
         "while self.size > self.capacity and",
         "while self.size >= self.capacity and",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
@@ -624,7 +624,7 @@ MUTANTS = [
     Mutant(
         "duplicates-accepted",
         "A block that is sent twice is stored twice.",
-        "store.py",
+        "storing/replay.py",
         "if self.latest.get(actor, (-1, -1)) >= tuple(number):",
         "if self.latest.get(actor, (-1, -1)) > tuple(number):",
         (STORE + "test_a_restarted_actor_begins_a_new_incarnation",),
@@ -632,7 +632,7 @@ MUTANTS = [
     Mutant(
         "samples-counted-as-one",
         "A sample counts as one item for the limiter, whatever its size.",
-        "store.py",
+        "storing/replay.py",
         "self.sampled += n",
         "self.sampled += 1",
         (MACHINE,),
@@ -641,7 +641,7 @@ MUTANTS = [
     Mutant(
         "floor-removed",
         "An item whose error was zero once can never be drawn again.",
-        "selectors.py",
+        "storing/selectors.py",
         "mass = np.maximum(check_priorities(priorities), FLOOR)",
         "mass = check_priorities(priorities).copy()",
         (STORE + "test_sample_returns_at_once_in_any_state",),
@@ -649,7 +649,7 @@ MUTANTS = [
     Mutant(
         "alpha-ignored",
         "Items are drawn in proportion to their priority, not to its power alpha.",
-        "selectors.py",
+        "storing/selectors.py",
         "np.power(mass, self.alpha, out=mass)",
         "np.power(mass, 1.0, out=mass)",
         (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
@@ -657,7 +657,7 @@ MUTANTS = [
     Mutant(
         "weights-inverted",
         "Importance weights have the wrong sign in their exponent: what is drawn often counts more, not less.",
-        "selectors.py",
+        "storing/selectors.py",
         "(size * probability) ** -self.beta",
         "(size * probability) ** self.beta",
         (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
@@ -665,7 +665,7 @@ MUTANTS = [
     Mutant(
         "weights-not-normalised",
         "Importance weights are not divided by the largest, and scale the learning rate up.",
-        "selectors.py",
+        "storing/selectors.py",
         "weights /= weights.max()",
         "weights /= 1.0",
         (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
@@ -673,7 +673,7 @@ MUTANTS = [
     Mutant(
         "weights-by-the-smallest",
         "Importance weights are divided by the smallest, so that they are one and more.",
-        "selectors.py",
+        "storing/selectors.py",
         "weights /= weights.max()",
         "weights /= weights.min()",
         (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
@@ -681,7 +681,7 @@ MUTANTS = [
     Mutant(
         "strata-not-random",
         "The middle of each stratum is drawn, so that the same items come every time.",
-        "selectors.py",
+        "storing/selectors.py",
         "(np.arange(n) + rng.random(n)) / n",
         "(np.arange(n) + 0.5) / n",
         (SELECTORS + "test_draws_follow_the_probabilities",),
@@ -689,7 +689,7 @@ MUTANTS = [
     Mutant(
         "not-stratified",
         "Draws are independent instead of one from each stratum.",
-        "selectors.py",
+        "storing/selectors.py",
         "(np.arange(n) + rng.random(n)) / n",
         "rng.random(n)",
         (SELECTORS + "test_each_stratum_gives_one_draw",),
@@ -697,7 +697,7 @@ MUTANTS = [
     Mutant(
         "largest-priority-rounded",
         "New items get the largest priority rounded to an integer.",
-        "selectors.py",
+        "storing/selectors.py",
         "self.largest = max(self.largest, mass.max(initial=0.0))",
         "self.largest = max(self.largest, float(int(mass.max(initial=0.0))))",
         (MACHINE,),
@@ -706,7 +706,7 @@ MUTANTS = [
     Mutant(
         "nan-priority-accepted",
         "A priority that is not a number is accepted.",
-        "selectors.py",
+        "storing/selectors.py",
         "well &= (x[i] >= 0) & (x[i] < np.inf)",
         "well &= not (x[i] < 0)",
         (SELECTORS + "test_bad_priorities_are_refused",),
@@ -715,7 +715,7 @@ MUTANTS = [
     Mutant(
         "queue-as-a-stack",
         "A queue gives its newest items first.",
-        "selectors.py",
+        "storing/selectors.py",
         "self.queue.popleft()",
         "self.queue.pop()",
         (SELECTORS + "test_fifo_gives_each_leaf_once_in_the_order_they_came",),
@@ -724,7 +724,7 @@ MUTANTS = [
     Mutant(
         "nan-mass-accepted",
         "A mass that is not a number makes every sum above it not a number.",
-        "sumtree.py",
+        "storing/sumtree.py",
         "well &= (mass[i] >= 0) & (mass[i] < np.inf)",
         "well &= not (mass[i] < 0)",
         (SUMTREE + "test_bad_masses_are_refused_and_change_nothing",),
@@ -733,7 +733,7 @@ MUTANTS = [
     Mutant(
         "zero-mass-drawn-at-the-end",
         "Where rounding leaves a little mass beyond the last child, a leaf without mass is drawn.",
-        "sumtree.py",
+        "storing/sumtree.py",
         "                while nodes[group + np.uint64(child)] == 0:\n                    child -= 1\n",
         "",
         (SUMTREE + "test_a_leaf_without_mass_is_never_drawn",),
@@ -745,7 +745,7 @@ MUTANTS = [
     Mutant(
         "zero-mass-drawn-at-a-boundary",
         "A draw that falls on a boundary takes the leaf before it, even if that has no mass.",
-        "sumtree.py",
+        "storing/sumtree.py",
         "passed = left >= upto",
         "passed = left > upto",
         (SUMTREE + "test_a_leaf_without_mass_is_never_drawn",),
@@ -754,7 +754,7 @@ MUTANTS = [
     Mutant(
         "float32-sums",
         "Sums are rounded to float32.",
-        "sumtree.py",
+        "storing/sumtree.py",
         "    return left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))",
         "    return np.float64(np.float32(left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))))",
         (SUMTREE + "test_a_million_updates_leave_no_drift",),
@@ -763,7 +763,7 @@ MUTANTS = [
     Mutant(
         "sums-updated-by-differences",
         "Parents are adjusted by the difference of a leaf, and drift away from the sum of their children.",
-        "sumtree.py",
+        "storing/sumtree.py",
         "        changed[i] = np.uint64(index[i])\n        nodes[changed[i]] = mass[i]\n    count = len(index)\n",
         "        at = np.uint64(index[i])\n"
         "        change = mass[i] - nodes[at]\n"
@@ -778,7 +778,7 @@ MUTANTS = [
     Mutant(
         "upper-levels-not-updated",
         "Only the two levels above the leaves are updated.",
-        "sumtree.py",
+        "storing/sumtree.py",
         "    count = len(index)\n    for level in range(1, len(levels) - 1):",
         "    count = len(index)\n    for level in range(1, min(3, len(levels) - 1)):",
         (SUMTREE + "test_a_million_updates_leave_no_drift",),
@@ -787,7 +787,7 @@ MUTANTS = [
     Mutant(
         "ratio-inverted",
         "Inserts per sample are held where samples per insert are asked for.",
-        "limiters.py",
+        "storing/limiters.py",
         "return self.ratio * (inserted - self.min_size) - (sampled + items) >= -self.tolerance",
         "return (inserted - self.min_size) - self.ratio * (sampled + items) >= -self.tolerance",
         (LIMITERS + "test_samples_per_insert_holds_its_law",),
@@ -795,7 +795,7 @@ MUTANTS = [
     Mutant(
         "inserts-counted-in-blocks",
         "An insert counts as one item, whatever the size of its block.",
-        "limiters.py",
+        "storing/limiters.py",
         "return self.ratio * (inserted + items - self.min_size) - sampled <= self.tolerance",
         "return self.ratio * (inserted + 1 - self.min_size) - sampled <= self.tolerance",
         (LIMITERS + "test_samples_per_insert_holds_its_law",),
@@ -803,7 +803,7 @@ MUTANTS = [
     Mutant(
         "both-sides-wait",
         "The tolerance is narrower than a block and a batch, and actor and learner wait for each other.",
-        "limiters.py",
+        "storing/limiters.py",
         "tolerance=2 * ratio * burst + batch",
         "tolerance=0.25 * ratio * burst",
         (LIMITERS + "TestLiveness",),
@@ -812,7 +812,7 @@ MUTANTS = [
     Mutant(
         "minimum-of-what-ever-was",
         "The minimum size is compared with what was ever inserted, not with what is there.",
-        "limiters.py",
+        "storing/limiters.py",
         "        return size >= max(1, self.min_size)",
         "        return inserted >= max(1, self.min_size)",
         (MACHINE,),
@@ -820,7 +820,7 @@ MUTANTS = [
     Mutant(
         "queue-gives-part-of-a-batch",
         "A queue gives a batch when it has but a single item.",
-        "limiters.py",
+        "storing/limiters.py",
         "return size >= items",
         "return size >= 1",
         (LIMITERS + "test_a_queue_is_bounded_and_gives_whole_batches",),
@@ -829,7 +829,7 @@ MUTANTS = [
     Mutant(
         "n-step-across-truncation",
         "n-step returns run on from a truncated episode into the next one.",
-        "returns.py",
+        "learning/returns.py",
         "                if last[b, t + k]:",
         "                if last[b, t + k] and discount[b, t + k] == 0:",
         (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
@@ -838,7 +838,7 @@ MUTANTS = [
     Mutant(
         "n-step-across-episodes-in-torch",
         "n-step returns run on from any episode into the next one.",
-        "returns.py",
+        "learning/returns.py",
         "alive = alive & ~last[..., row]",
         "alive = alive | last[..., row]",
         (RETURNS + "test_numpy_and_torch_agree_to_the_bit",),
@@ -847,7 +847,7 @@ MUTANTS = [
     Mutant(
         "gamma-not-to-the-power-n",
         "Later rewards and the bootstrap are discounted by gamma, not by its powers.",
-        "returns.py",
+        "learning/returns.py",
         "product[b, t] *= gamma",
         "product[b, t] = gamma",
         (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
@@ -856,7 +856,7 @@ MUTANTS = [
     Mutant(
         "done-mask-off-by-one",
         "The mask of terminal states is that of one step before.",
-        "returns.py",
+        "learning/returns.py",
         "product[b, t] *= discount[b, t + k]",
         "product[b, t] *= discount[b, t + k - 1]",
         (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
@@ -865,7 +865,7 @@ MUTANTS = [
     Mutant(
         "reward-of-the-step-before",
         "The return sums the rewards of arriving at a step instead of those of leaving it.",
-        "returns.py",
+        "learning/returns.py",
         "total[b, t] += product[b, t] * reward[b, t + k]",
         "total[b, t] += product[b, t] * reward[b, t + k - 1]",
         (RETURNS + "test_n_step_is_the_sum_of_the_definition",),
@@ -993,13 +993,13 @@ MUTANTS = [
         "runtime/remote.py",
         "self._refused += 1\n                    return worked",
         "self._refused += 1\n                    self._turn = 0\n                    return worked",
-        ("tests/test_remote.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
+        ("tests/runtime/test_remote.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
     ),
     # The learner
     Mutant(
         "target-never-copied",
         "The target network keeps its first weights.",
-        "learner.py",
+        "learning/learner.py",
         "            self.target_vector.copy_(self.vector)",
         "            self.target_vector.copy_(self.target_vector)",
         (LEARNER + "test_an_update_is_a_step_down_its_loss",),
@@ -1007,7 +1007,7 @@ MUTANTS = [
     Mutant(
         "target-copied-every-step",
         "The target network follows the network at every step.",
-        "learner.py",
+        "learning/learner.py",
         "if self.steps % self.config.target_every == 0:",
         "if self.config.target_every:",
         (LEARNER + "test_an_update_is_a_step_down_its_loss",),
@@ -1015,7 +1015,7 @@ MUTANTS = [
     Mutant(
         "priorities-of-other-items",
         "Priorities are written back in another order than that of the items.",
-        "learner.py",
+        "learning/learner.py",
         "self.store.update(sample.keys, loss",
         "self.store.update(sample.keys[::-1], loss",
         (LEARNER + "test_an_update_is_a_step_down_its_loss",),
@@ -1023,7 +1023,7 @@ MUTANTS = [
     Mutant(
         "poisoned-batch-trains",
         "A batch is skipped only where both its loss and its gradient are not finite.",
-        "learner.py",
+        "learning/learner.py",
         "if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):",
         "if not any(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):",
         (LEARNER + "test_a_poisoned_batch_changes_nothing_but_a_counter",),
@@ -1031,7 +1031,7 @@ MUTANTS = [
     Mutant(
         "store-never-trimmed",
         "The store is never brought back to its capacity.",
-        "learner.py",
+        "learning/learner.py",
         "            self.store.trim()",
         "            pass",
         (LEARNER + "test_the_store_is_trimmed_every_so_often",),
@@ -1040,7 +1040,7 @@ MUTANTS = [
     Mutant(
         "uint8-not-scaled",
         "Pixels reach the network as 0 ... 255.",
-        "nets.py",
+        "nets/__init__.py",
         "x.float().mul_(1 / 255)",
         "x.float().mul_(1.0)",
         (NETS + "test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are",),
@@ -1048,7 +1048,7 @@ MUTANTS = [
     Mutant(
         "dueling-without-the-mean",
         "The dueling head adds value and advantages, and does not subtract their mean.",
-        "nets.py",
+        "nets/__init__.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage",
         (NETS + "test_dueling_subtracts_the_mean_over_actions",),
@@ -1056,7 +1056,7 @@ MUTANTS = [
     Mutant(
         "dueling-mean-over-the-batch",
         "The dueling head subtracts the mean over the batch, so that the values of a state depend on its batch.",
-        "nets.py",
+        "nets/__init__.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage - advantage.mean(0, keepdim=True)",
         (NETS + "test_the_values_of_a_state_do_not_depend_on_its_batch_mates",),
@@ -1064,7 +1064,7 @@ MUTANTS = [
     Mutant(
         "channels-last-reshaped",
         "Images with their channels last are reshaped instead of transposed.",
-        "nets.py",
+        "nets/__init__.py",
         "x.movedim(-1, -3).contiguous() if image.channels_last else x",
         "x",
         (NETS + "test_colour_images_may_have_their_channels_last",),
@@ -1073,7 +1073,7 @@ MUTANTS = [
     Mutant(
         "slots-rounded-down",
         "The last part of a block that the capacity needs is left out, and the store never reaches it.",
-        "memory.py",
+        "experiment/memory.py",
         "-(-int(items * (1 + slack)) // schema.starts)",
         "int(items * (1 + slack)) // schema.starts",
         (STORE + "test_a_store_given_steps_has_room_for_them",),
@@ -1081,7 +1081,7 @@ MUTANTS = [
     Mutant(
         "context-not-counted",
         "The rows that blocks repeat as context are left out of the bytes, and the store outgrows them.",
-        "memory.py",
+        "experiment/memory.py",
         "block = schema.nbytes + ",
         "block = schema.fresh * schema.layout.nbytes + ",
         (STORE + "test_a_store_given_bytes_stays_within_them",),
@@ -1090,7 +1090,7 @@ MUTANTS = [
     Mutant(
         "vtrace-c-not-clipped",
         "Weights that steps pass back are not clipped, and their products explode.",
-        "returns.py",
+        "learning/returns.py",
         "min(c, ratio[b, t]) * correction",
         "ratio[b, t] * correction",
         (DEFINITION,),
@@ -1098,7 +1098,7 @@ MUTANTS = [
     Mutant(
         "vtrace-rho-not-clipped",
         "The weight of a step is not clipped.",
-        "returns.py",
+        "learning/returns.py",
         "delta = min(rho, ratio[b, t]) *",
         "delta = ratio[b, t] *",
         (DEFINITION,),
@@ -1106,7 +1106,7 @@ MUTANTS = [
     Mutant(
         "vtrace-advantage-of-the-value",
         "The advantage is bootstrapped from the next value instead of the next target.",
-        "returns.py",
+        "learning/returns.py",
         "discounted * after - value[b, t])",
         "discounted * value[b, t + 1] - value[b, t])",
         (DEFINITION,),
@@ -1114,7 +1114,7 @@ MUTANTS = [
     Mutant(
         "vtrace-advantage-of-the-value-in-torch",
         "The advantage is bootstrapped from the next value instead of the next target, on an accelerator.",
-        "returns.py",
+        "learning/returns.py",
         "gammas * target[..., 1:] - value",
         "gammas * value[..., 1:] - value",
         (DEFINITION,),
@@ -1122,7 +1122,7 @@ MUTANTS = [
     Mutant(
         "vtrace-bootstrap-off-by-one",
         "The last step of an unroll is bootstrapped from its own value instead of that of the row after it.",
-        "returns.py",
+        "learning/returns.py",
         "after = value[b, ratio.shape[1]]",
         "after = value[b, ratio.shape[1] - 1]",
         (
@@ -1133,7 +1133,7 @@ MUTANTS = [
     Mutant(
         "vtrace-passed-over-an-end",
         "What was found in an episode is passed back into the one before it.",
-        "returns.py",
+        "learning/returns.py",
         "                correction = np.float32(0)\n            after",
         "                correction = correction * 1\n            after",
         (
@@ -1144,7 +1144,7 @@ MUTANTS = [
     Mutant(
         "vtrace-passed-over-an-end-in-torch",
         "What was found in an episode is passed back into the one before it, on an accelerator.",
-        "returns.py",
+        "learning/returns.py",
         "decay = gammas * lambda_ * ratio.clip(max=clip_c) * trains",
         "decay = gammas * lambda_ * ratio.clip(max=clip_c)",
         (DEFINITION,),
@@ -1152,7 +1152,7 @@ MUTANTS = [
     Mutant(
         "vtrace-reward-of-the-step-before",
         "The reward of arriving at a step is taken for that of its action.",
-        "returns.py",
+        "learning/returns.py",
         "delta = min(rho, ratio[b, t]) * (reward[b, t + 1]",
         "delta = min(rho, ratio[b, t]) * (reward[b, t]",
         (DEFINITION,),
@@ -1266,7 +1266,7 @@ MUTANTS = [
     Mutant(
         "lstm-not-reset-inside",
         "An episode that begins inside an unroll goes on with the state that the unroll began with.",
-        "nets.py",
+        "nets/__init__.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(s[lane] for s in (h, c))",
         (
@@ -1277,7 +1277,7 @@ MUTANTS = [
     Mutant(
         "lstm-cell-not-reset",
         "Where an episode begins only the LSTM's output is reset, not its cell.",
-        "nets.py",
+        "nets/__init__.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(h[lane].masked_fill(fresh[:, None], 0), c[lane])",
         (SAW,),
@@ -1285,7 +1285,7 @@ MUTANTS = [
     Mutant(
         "lstm-rows-of-another-episode",
         "Rows get the outputs of the sequence before theirs.",
-        "nets.py",
+        "nets/__init__.py",
         "number = begins.reshape(-1).cumsum() - 1",
         "number = (begins.reshape(-1).cumsum() - 2).clip(0)",
         (NETS + "test_episodes_are_sequences_of_their_own_and_every_row_is_found_again",),
@@ -1293,7 +1293,7 @@ MUTANTS = [
     Mutant(
         "lstm-runs-through-episodes",
         "An episode that begins inside an unroll goes on with the state of the one before.",
-        "nets.py",
+        "nets/__init__.py",
         "if first is None or not first.any():\n            y: Tensor",
         "if True:\n            y: Tensor",
         (SAW,),
@@ -1301,7 +1301,7 @@ MUTANTS = [
     Mutant(
         "burn-in-not-reset",
         "The last episode of a burn-in begins with the state that the window was given.",
-        "nets.py",
+        "nets/__init__.py",
         "(h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None])",
         "(h[None], c[None])",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1309,7 +1309,7 @@ MUTANTS = [
     Mutant(
         "burn-in-through-episodes",
         "The state after a burn-in comes from the first episode that begins in it, and runs through the others.",
-        "nets.py",
+        "nets/__init__.py",
         "steps - 1 - first[:, ::-1].argmax(1)",
         "first.argmax(1)",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1325,7 +1325,7 @@ MUTANTS = [
     Mutant(
         "state-recorded-after-the-step",
         "The recurrent state is recorded as it is after the step.",
-        "policy.py",
+        "acting/policy.py",
         "for name, tensor in before.items():",
         "for name, tensor in self._state[group].items():",
         (
@@ -1336,7 +1336,7 @@ MUTANTS = [
     Mutant(
         "state-of-the-wrong-row",
         "An unroll is given the recurrent state of the row after its start.",
-        "recorder.py",
+        "acting/recorder.py",
         "slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)",
         "slice(window.history, window.history + self.schema.fresh, window.stride)",
         (SAW,),
@@ -1344,7 +1344,7 @@ MUTANTS = [
     Mutant(
         "stacks-across-episodes",
         "The stacks of an unroll reach over into the episode before.",
-        "block.py",
+        "records/block.py",
         "same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]",
         "same[:, :, j] = same[:, :, j + 1] & valid[:, j : j + rows]",
         (
@@ -1355,7 +1355,7 @@ MUTANTS = [
     Mutant(
         "drawn-recorded-clipped",
         "A Gaussian records what it drew brought into bounds, which it did not draw with that probability.",
-        "distributions.py",
+        "learning/distributions.py",
         "drawn = (mean + np.exp(log_std) * noise).astype(np.float32)",
         "drawn = (mean + np.exp(log_std) * noise).clip(-1, 1).astype(np.float32)",
         (DISTRIBUTIONS + "test_bounded_actions_are_drawn_in_units_of_half_their_range",),
@@ -1363,7 +1363,7 @@ MUTANTS = [
     Mutant(
         "choices-share-one-number",
         "All choices of an action are drawn with the same random number.",
-        "distributions.py",
+        "learning/distributions.py",
         "left = random[i, 1 + j] * total",
         "left = random[i, 1] * total",
         (DISTRIBUTIONS + "test_frequencies_are_probabilities",),
@@ -1371,7 +1371,7 @@ MUTANTS = [
     Mutant(
         "normalized-over-all-choices",
         "Probabilities add up to 1 over all choices of an action together.",
-        "distributions.py",
+        "learning/distributions.py",
         "if len(self.choices) == 1:\n            return F.log_softmax",
         "if len(self.choices) >= 1:\n            return F.log_softmax",
         (DISTRIBUTIONS + "test_probabilities_are_their_definition_and_add_up_to_one",),
@@ -1379,7 +1379,7 @@ MUTANTS = [
     Mutant(
         "uncentered-is-centered",
         "RMSProp that should not be centred subtracts the mean anyway.",
-        "optim.py",
+        "learning/optim.py",
         "if centered:  # otherwise",
         "if True:  # otherwise",
         (OPTIM + "test_rmsprop_is_the_formula",),
@@ -1387,7 +1387,7 @@ MUTANTS = [
     Mutant(
         "cut-publishes-late",
         "At a checkpoint weights that were held back are published instead of the newest.",
-        "learner.py",
+        "learning/learner.py",
         "self._fetched.clear()\n        self._late.clear()\n",
         "self._fetched.clear()\n",
         (LEARNER + "test_a_cut_publishes_the_newest_weights_and_holds_back_from_there",),
@@ -1395,7 +1395,7 @@ MUTANTS = [
     Mutant(
         "resume-publishes-late",
         "After a resume the weights from before it are published, for as long as they are held back.",
-        "learner.py",
+        "learning/learner.py",
         "        self._late.clear()\n        self._publish()\n\n\n",
         "        self._publish()\n\n\n",
         (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
@@ -1403,7 +1403,7 @@ MUTANTS = [
     Mutant(
         "lagged-weights-are-the-newest",
         "Weights that are held back are a view of the learner's own.",
-        "learner.py",
+        "learning/learner.py",
         "weights._replace(vector=vector.copy())",
         "weights",
         (LEARNER + "test_published_weights_may_be_held_back",),
@@ -1411,7 +1411,7 @@ MUTANTS = [
     Mutant(
         "version-of-the-newest",
         "The version that is recorded is that of the newest weights, not of those that acted.",
-        "policy.py",
+        "acting/policy.py",
         "np.full(len(amount), self.version)",
         'np.full(len(amount), getattr(self.params, "weights").version)',
         (POLICY + "test_a_policy_that_is_asked_to_says_which_weights_it_acted_with",),
@@ -1443,7 +1443,7 @@ MUTANTS = [
     Mutant(
         "central-reset-keeps-state",
         "Central inference: a group that begins anew keeps the history and the recurrent state of the life before.",
-        "inference.py",
+        "acting/batched.py",
         "x[group * self.n : (group + 1) * self.n] = 0",
         "pass",
         (INFERENCE + "test_a_group_that_begins_anew_has_no_past",),
@@ -1451,7 +1451,7 @@ MUTANTS = [
     Mutant(
         "central-state-of-others",
         "Central inference: the new recurrent states are put where the first environments have theirs, not the askers.",
-        "inference.py",
+        "acting/batched.py",
         "self._states[name][index] = x",
         "self._states[name][: len(x)] = x",
         (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
@@ -1459,7 +1459,7 @@ MUTANTS = [
     Mutant(
         "central-state-crosses-episodes",
         "Central inference: the recurrent state is not zeroed where an episode begins.",
-        "inference.py",
+        "acting/batched.py",
         "return state.masked_fill_(first.view(-1, *[1] * (state.ndim - 1)), 0)",
         "return state",
         (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
@@ -1467,7 +1467,7 @@ MUTANTS = [
     Mutant(
         "central-history-stands-still",
         "Central inference: the newest frame does not push out the oldest.",
-        "inference.py",
+        "acting/batched.py",
         "x[index, 1:], new[name]",
         "x[index, :-1], new[name]",
         (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
@@ -1475,7 +1475,7 @@ MUTANTS = [
     Mutant(
         "central-withdrawn-row-stays",
         "Central inference: the row of an actor that died stays in the batch, and the others get each other's actions.",
-        "inference.py",
+        "acting/batched.py",
         "            column[self.n * place : stop - self.n] = column[self.n * (place + 1) : stop].copy()\n",
         "            pass\n",
         (INFERENCE + "test_a_question_is_withdrawn_by_a_reset_and_the_others_are_answered_right",),
@@ -1483,7 +1483,7 @@ MUTANTS = [
     Mutant(
         "central-blocked-actor-waits",
         "Central inference: an actor that has nothing left to do waits until the time is over.",
-        "inference.py",
+        "acting/batched.py",
         "self.together in self._asks or time.monotonic() >= self.due",
         "time.monotonic() >= self.due",
         (INFERENCE + "test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting",),
@@ -1491,7 +1491,7 @@ MUTANTS = [
     Mutant(
         "central-asked-twice",
         "Central inference: groups that were answered count as if they still asked.",
-        "inference.py",
+        "acting/batched.py",
         "self._asks = [0] * len(self._asks)\n",
         "pass\n",
         (INFERENCE + "test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting",),
@@ -1499,7 +1499,7 @@ MUTANTS = [
     Mutant(
         "central-exploration-of-others",
         "Central inference: environments explore as much as the first ones of the run do.",
-        "inference.py",
+        "acting/batched.py",
         "np.asarray(self.explore, np.float64)[lanes]",
         "np.asarray(self.explore, np.float64)[: len(lanes)]",
         (INFERENCE + "test_every_environment_explores_as_much_as_it_is_told",),
@@ -1524,7 +1524,7 @@ MUTANTS = [
     Mutant(
         "stored-state-after-the-burn-in",
         "A window is given the recurrent state of the row after its burn-in, which is then run through once more.",
-        "recorder.py",
+        "acting/recorder.py",
         "slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)",
         "slice(window.before, window.before + self.schema.fresh, window.stride)",
         (
@@ -1535,7 +1535,7 @@ MUTANTS = [
     Mutant(
         "stored-state-not-moved",
         "The states of a block's context are not moved with its rows, so every block but the first has those of others.",
-        "recorder.py",
+        "acting/recorder.py",
         "        for array in (*self.rows.values(), *self.states.values()):\n            array[:, :keep]",
         "        for array in self.rows.values():\n            array[:, :keep]",
         (STORED,),
@@ -1584,10 +1584,10 @@ MUTANTS = [
     Mutant(
         "begun-with-an-old-target",
         "A batch that is begun early bootstraps from the target network of before a copy.",
-        "learner.py",
+        "learning/learner.py",
         " and (self.steps + 1) % self.config.target_every:",
         ":",
-        ("tests/test_learner.py::test_looking_ahead_draws_one_batch_early_and_changes_nothing_else",),
+        ("tests/learning/test_learner.py::test_looking_ahead_draws_one_batch_early_and_changes_nothing_else",),
     ),
     Mutant(
         "gradient-into-the-burn-in",
@@ -1780,7 +1780,7 @@ MUTANTS = [
     Mutant(
         "inverse-of-h-without-its-square",
         "The inverse of h lacks its square.",
-        "returns.py",
+        "learning/returns.py",
         "(root * root - 1)",
         "(root - 1)",
         (R2D2 + "test_h_and_its_inverse_undo_each_other",),

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from veldt.actor import Actor
-from veldt.block import Block, BlockId, Schema, Window, observation
+from veldt.acting.actor import Actor
+from veldt.acting.policy import LocalPolicy
+from veldt.acting.recorder import Recorder
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.envs.small import Counter
-from veldt.params import LatestParams
-from veldt.policy import LocalPolicy
-from veldt.recorder import Recorder
-from veldt.tree import spec
+from veldt.learning.params import LatestParams
+from veldt.records.block import Block, BlockId, Schema, Window, observation
+from veldt.records.tree import spec
 
 
 def examples(n: int) -> int:

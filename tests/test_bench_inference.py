@@ -20,7 +20,7 @@ from veldt.bench.inference import PRICES, TABLE, InferenceBench, Prices, cost, m
 from veldt.bench.latency import TimedPolicy, percentiles, thin
 from veldt.compiled import LIGHT
 from veldt.errors import UserError
-from veldt.runtime import zygote
+from veldt.runtime.local import zygote
 
 
 @pytest.fixture(autouse=True, scope="module")

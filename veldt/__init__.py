@@ -12,22 +12,22 @@ __version__ = "0.1.0"
 __all__ = ["Config", "EnvSpec", "Run", "UserError", "make_env", "recipe", "resume", "train"]
 
 if TYPE_CHECKING:
-    from veldt.config import Config
     from veldt.envs import make_env
     from veldt.errors import UserError
-    from veldt.recipes import make as recipe
-    from veldt.run import Run, resume, train
-    from veldt.step import EnvSpec
+    from veldt.experiment.config import Config
+    from veldt.experiment.recipes import make as recipe
+    from veldt.experiment.run import Run, resume, train
+    from veldt.records.step import EnvSpec
 
 _HOME = {
-    "Config": "veldt.config:Config",
-    "EnvSpec": "veldt.step:EnvSpec",
-    "Run": "veldt.run:Run",
+    "Config": "veldt.experiment.config:Config",
+    "EnvSpec": "veldt.records.step:EnvSpec",
+    "Run": "veldt.experiment.run:Run",
     "UserError": "veldt.errors:UserError",
     "make_env": "veldt.envs:make_env",
-    "recipe": "veldt.recipes:make",
-    "resume": "veldt.run:resume",
-    "train": "veldt.run:train",
+    "recipe": "veldt.experiment.recipes:make",
+    "resume": "veldt.experiment.run:resume",
+    "train": "veldt.experiment.run:train",
 }
 
 

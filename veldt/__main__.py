@@ -9,7 +9,7 @@ from pathlib import Path
 
 from veldt import __version__
 from veldt.errors import Diverged, ProcessFailed, UserError, did_you_mean
-from veldt.runtime import zygote
+from veldt.runtime.local import zygote
 
 COMMANDS = {
     "recipes": "list what can be trained",

@@ -29,7 +29,7 @@ INCARNATION: Any = Incarnation()
 
 
 class Memory:
-    """Stands, in the arguments of a node, for memory that outlives the node's process (`veldt.slots.BlockMemory`)."""
+    """Stands, in the arguments of a node, for memory that outlives the node's process (`storing.slots.BlockMemory`)."""
 
 
 MEMORY: Any = Memory()

@@ -14,7 +14,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from veldt.log import read_metrics
+from veldt.watching.sinks import read_metrics
 
 CORRECTIONS = {"V-trace": "tab:blue", "one-step": "tab:orange", "no correction": "tab:red"}
 LAGS = {"no lag": "no lag", "20 behind": "20 updates behind", "50 behind": "50 updates behind"}

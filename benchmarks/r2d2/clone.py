@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from veldt import recipes
 from veldt.algorithms.r2d2 import C, H, RecurrentQ, Rows
 from veldt.demos import Demos
 from veldt.envs import Envs, make_env
+from veldt.experiment import recipes
 
 UPDATES = (50, 100, 200, 400, 600)
 ENVS, EPISODES = 50, 200

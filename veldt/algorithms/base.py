@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veldt.block import Schema, Window
 from veldt.nets import on_device
-from veldt.step import EnvSpec
-from veldt.tree import Array, Spec, Tree
+from veldt.records.block import Schema, Window
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Spec, Tree
 
 Tensors = dict[str, Tensor]
 

@@ -24,8 +24,8 @@ from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
 from veldt.nets import NormedMLP, as_float
-from veldt.step import EnvSpec
-from veldt.tree import Array, Tree
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Tree
 
 
 class ActorCritic(nn.Module):

@@ -25,8 +25,8 @@ from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
 from veldt.nets import QHead, QNetwork, features_of, made_by, torso_for
-from veldt.step import EnvSpec
-from veldt.tree import Array, Tree
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Tree
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from torch.nn import functional as F
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.dqn import epsilon_greedy
 from veldt.algorithms.transitions import ActionValues
-from veldt.block import Schema, Window, observations, trainable
 from veldt.errors import UserError
+from veldt.learning.returns import NStep, rescale, unrescale
 from veldt.nets import LSTM, QHead, each, features_of, flat_rows, made_by, on_device, recurrent_input, torso_for
-from veldt.returns import NStep, rescale, unrescale
-from veldt.step import EnvSpec
-from veldt.tree import Array, Spec, Tree, namespace, spec
+from veldt.records.block import Schema, Window, observations, trainable
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Spec, Tree, namespace, spec
 
 H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network sees it
 

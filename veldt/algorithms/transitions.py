@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from veldt.algorithms.base import Batch, Tensors
-from veldt.block import Schema, Window, check_stacked, observation
 from veldt.errors import UserError
-from veldt.returns import NStep, n_step
-from veldt.step import EnvSpec
-from veldt.tree import Array, Spec, Tree, spec
+from veldt.learning.returns import NStep, n_step
+from veldt.records.block import Schema, Window, check_stacked, observation
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Spec, Tree, spec
 
 
 class Transitions(NamedTuple):

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veldt.algorithms.base import Batch, Loss, Tensors
-from veldt.block import Schema, Window, check_stacked, observation, observations, trainable
-from veldt.distributions import Distribution, distribution_for
 from veldt.errors import UserError
+from veldt.learning.distributions import Distribution, distribution_for
+from veldt.learning.returns import VTrace, vtrace
 from veldt.nets import LSTM, each, features_of, flat_rows, made_by, recurrent_input, torso_for
-from veldt.returns import VTrace, vtrace
-from veldt.step import EnvSpec
-from veldt.tree import Array, Spec, Tree, spec
+from veldt.records.block import Schema, Window, check_stacked, observation, observations, trainable
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Spec, Tree, spec
 
 H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network sees it
 

@@ -12,10 +12,10 @@ import statistics
 import time
 from typing import Any
 
-from veldt import recipes
 from veldt.bench.peers import NEVER, PEERS, measure, medians, run_json, side_by_side, train
 from veldt.bench.timing import machine
-from veldt.config import Config
+from veldt.experiment import recipes
+from veldt.experiment.config import Config
 from veldt.program import Program
 from veldt.topologies.apex import apex
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from veldt import recipes
 from veldt.bench.timing import machine
 from veldt.errors import UserError
+from veldt.experiment import recipes
 from veldt.program import Program
 from veldt.runtime import Inline, Nodes
 from veldt.topologies.single import single

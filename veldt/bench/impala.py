@@ -14,10 +14,10 @@ import statistics
 import time
 from typing import Any
 
-from veldt import recipes
 from veldt.bench.peers import NEVER, PEERS, SOLVED, measure, medians, run_json, side_by_side, train
 from veldt.bench.timing import machine
-from veldt.config import Config
+from veldt.experiment import recipes
+from veldt.experiment.config import Config
 from veldt.program import Program
 from veldt.topologies.impala import impala
 
@@ -142,7 +142,7 @@ def bare_learner(envs: int, seconds: float) -> None:
     import numpy as np
     import torch
 
-    from veldt.returns import vtrace
+    from veldt.learning.returns import vtrace
 
     torch.set_num_threads(1)
     config = bench_config(1, envs, 0)

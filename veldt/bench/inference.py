@@ -38,26 +38,26 @@ import psutil
 import torch
 import yaml
 
-from veldt import recipes
-from veldt.actor import Actor
+from veldt.acting.actor import Actor
+from veldt.acting.batched import BatchedPolicy
+from veldt.acting.policy import History, LocalPolicy
+from veldt.acting.recorder import Recorder
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side
 from veldt.bench.timing import machine
-from veldt.config import Config
 from veldt.counters import Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
-from veldt.inference import BatchedPolicy
+from veldt.experiment import recipes
+from veldt.experiment.config import Config
+from veldt.learning.params import LatestParams
 from veldt.nets import as_float
-from veldt.params import LatestParams
-from veldt.policy import History, LocalPolicy
 from veldt.program import INCARNATION, MEMORY, Program
-from veldt.recorder import Recorder
-from veldt.runtime.local import Gate, Local
-from veldt.runtime.process import GatePlan
+from veldt.records.step import EnvSpec
+from veldt.runtime.grpc.wire import HEADER
+from veldt.runtime.local.process import GatePlan
+from veldt.runtime.local.supervisor import Gate, Local
 from veldt.runtime.remote import policy_messages
-from veldt.runtime.wire import HEADER
-from veldt.step import EnvSpec
 from veldt.topologies.seed import add_inference
 from veldt.topologies.single import add_learner
 

@@ -13,11 +13,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from veldt.tree import Array, Tree
+from veldt.records.tree import Array, Tree
 
 if TYPE_CHECKING:
+    from veldt.acting.policy import Policy
     from veldt.counters import Counters
-    from veldt.policy import Policy
 
 QUANTILES = 1000  # of the latencies that are told of a window
 QUICK_MS = 0.25
@@ -134,7 +134,7 @@ async def _serve_echo(path: str, answer: bytes) -> None:
     import grpc
     import grpc.aio
 
-    from veldt.runtime.zygote import die_with_parent
+    from veldt.runtime.local.zygote import die_with_parent
 
     async def handle(_: Any, context: Any) -> None:
         while await context.read() is not grpc.aio.EOF:

@@ -17,21 +17,21 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 
-from veldt import recipes
 from veldt.algorithms.base import Batch
 from veldt.algorithms.dqn import DQN
 from veldt.algorithms.r2d2 import R2D2
 from veldt.bench.timing import alternate, machine
-from veldt.block import Block, BlockId, Schema, observations, window_items
 from veldt.counters import Counters
-from veldt.learner import Learner, LearnerConfig
-from veldt.limiters import MinSize
+from veldt.experiment import recipes
+from veldt.learning.learner import Learner, LearnerConfig
+from veldt.learning.params import LatestParams
 from veldt.nets import recurrent_input
-from veldt.params import LatestParams
-from veldt.selectors import Prioritized
-from veldt.step import EnvSpec
-from veldt.store import Replay
-from veldt.tree import spec
+from veldt.records.block import Block, BlockId, Schema, observations, window_items
+from veldt.records.step import EnvSpec
+from veldt.records.tree import spec
+from veldt.storing.limiters import MinSize
+from veldt.storing.replay import Replay
+from veldt.storing.selectors import Prioritized
 
 VECTOR = EnvSpec("vector", {"obs": spec((4,), np.float32)}, spec((), np.int64), spaces.Discrete(2))
 PIXELS = EnvSpec("pixels", {"obs": spec((84, 84), np.uint8)}, spec((), np.int64), spaces.Discrete(6))

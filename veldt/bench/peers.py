@@ -15,7 +15,7 @@ from typing import Any
 from veldt.errors import UserError
 from veldt.program import Program
 from veldt.runtime import Nodes
-from veldt.runtime.local import Local
+from veldt.runtime.local.supervisor import Local
 
 WARM_S = 2.0
 GAUGE_S = 0.25

@@ -20,15 +20,15 @@ from veldt.algorithms.base import Batch
 from veldt.algorithms.dqn import DQN
 from veldt.bench.learner import PIXELS
 from veldt.bench.timing import alternate, machine
-from veldt.block import Block, BlockId, Schema, window_items
 from veldt.errors import UserError
-from veldt.limiters import MinSize
-from veldt.memory import available_memory, format_bytes, plan_size
-from veldt.selectors import Prioritized
-from veldt.step import EnvSpec
-from veldt.store import Replay
-from veldt.tree import Array, spec
-from veldt.windows import copy_windows
+from veldt.experiment.memory import available_memory, format_bytes, plan_size
+from veldt.records.block import Block, BlockId, Schema, window_items
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, spec
+from veldt.storing.limiters import MinSize
+from veldt.storing.replay import Replay
+from veldt.storing.selectors import Prioritized
+from veldt.storing.windows import copy_windows
 
 VECTORS = EnvSpec("vectors", {"obs": spec((16,), np.float32)}, spec((), np.int64), spaces.Discrete(6))
 CPU = torch.device("cpu")

@@ -8,13 +8,13 @@ import statistics
 import time
 from typing import Any
 
-from veldt import recipes
 from veldt.bench.timing import machine
 from veldt.counters import Counters
-from veldt.params import LatestParams
+from veldt.experiment import recipes
+from veldt.learning.params import LatestParams
 from veldt.program import MEMORY, Program
 from veldt.runtime import Nodes
-from veldt.runtime.local import Local
+from veldt.runtime.local.supervisor import Local
 from veldt.topologies.apex import add_actors
 
 WARM_S = 1.0

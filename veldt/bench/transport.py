@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from veldt.errors import UserError
+from veldt.records.tree import Array, Tree
+from veldt.runtime.local.zygote import die_with_parent
 from veldt.runtime.shm import Arena, Bell, Memory, Reader, Writer, make_memory
-from veldt.runtime.zygote import die_with_parent
-from veldt.tree import Array, Tree
 
 SPIN = 200  # looks before a sleep, some 65 us: longer than it takes to wake a partner that sleeps
 PAYLOADS: Tree = {

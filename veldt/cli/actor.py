@@ -35,9 +35,9 @@ class Actor:
 
 def run(argv: list[str]) -> int:
     args = parse(Actor, argv, prog="veldt actor", description=EXAMPLE)
-    from veldt.runtime import away
-    from veldt.runtime.grpc import LinkLost, read_token
-    from veldt.runtime.link import Link
+    from veldt.runtime.grpc import joined as away
+    from veldt.runtime.grpc.connection import LinkLost, read_token
+    from veldt.runtime.grpc.link import Link
 
     token = read_token(args.token_file) if args.token_file is not None else ""
     certificate = away.read_secret(args.certificate) if args.certificate is not None else b""

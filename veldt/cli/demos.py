@@ -13,8 +13,8 @@ import tyro
 
 from veldt.cli.parse import parse
 from veldt.demos import Demos
-from veldt.memory import format_bytes
-from veldt.tree import Array
+from veldt.experiment.memory import format_bytes
+from veldt.records.tree import Array
 
 BINS = 10
 WIDTH = 40  # of the longest bar

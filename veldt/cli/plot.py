@@ -12,11 +12,11 @@ import tyro
 
 from veldt.cli.parse import parse
 from veldt.errors import UserError
-from veldt.log import read_metrics
-from veldt.memory import format_bytes
-from veldt.run import MAY_CHANGE, flat, load_config
-from veldt.tree import Array
-from veldt.view import number
+from veldt.experiment.memory import format_bytes
+from veldt.experiment.run import MAY_CHANGE, flat, load_config
+from veldt.records.tree import Array
+from veldt.watching.sinks import read_metrics
+from veldt.watching.view import number
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veldt.recipes import RECIPES
+from veldt.experiment.recipes import RECIPES
 
 
 def run(argv: list[str]) -> int:

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from veldt import callables
+from veldt.acting.policy import Policy
 from veldt.cli.parse import parse
 from veldt.demos import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError
-from veldt.log import PLAIN_EVERY
-from veldt.policy import Policy
-from veldt.run import Interrupted, Run
+from veldt.experiment.run import Interrupted, Run
 from veldt.seeds import derive
 from veldt.signals import interruptible
+from veldt.watching.sinks import PLAIN_EVERY
 
 EXAMPLE = """Records a demonstration set: whole episodes that an expert plays, or what a run learned.
 

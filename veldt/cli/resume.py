@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 from veldt.cli.parse import parse
-from veldt.run import resume
+from veldt.experiment.run import resume
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import tyro
 import yaml
 
-from veldt.checkpoint import exclusive
 from veldt.cli.parse import parse
 from veldt.cli.plot import Curve, draw
 from veldt.errors import UserError, did_you_mean
-from veldt.run import Interrupted
-from veldt.sweep import Spec, Sweep, Trial, read_spec, scores, slug, table, write
+from veldt.experiment.checkpoint import exclusive
+from veldt.experiment.run import Interrupted
+from veldt.experiment.sweep import Spec, Sweep, Trial, read_spec, scores, slug, table, write
 
 EXAMPLE = """Runs all settings x seeds of a file, so many at once, and makes one table and one plot of them.
 

@@ -26,8 +26,8 @@ from rich.text import Text
 
 from veldt.cli.parse import parse
 from veldt.errors import UserError
-from veldt.memory import format_bytes
-from veldt.view import View, number, percent, short
+from veldt.experiment.memory import format_bytes
+from veldt.watching.view import View, number, percent, short
 
 END = 1 << 19  # bytes: of a longer metrics file only so much of its end is read
 FIRST_S = 0.25  # between the two looks that it takes to see how busy a process is

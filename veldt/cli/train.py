@@ -8,13 +8,13 @@ from typing import Annotated
 
 import tyro
 
-from veldt import recipes
 from veldt.cli.parse import parse
-from veldt.config import Config, override
 from veldt.envs import is_atari
 from veldt.errors import UserError
-from veldt.recipes import RECIPES
-from veldt.run import as_plain, load_config, train
+from veldt.experiment import recipes
+from veldt.experiment.config import Config, override
+from veldt.experiment.recipes import RECIPES
+from veldt.experiment.run import as_plain, load_config, train
 
 EXAMPLE = """
 

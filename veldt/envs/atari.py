@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from veldt.errors import UserError, did_you_mean
-from veldt.tree import Array
+from veldt.records.tree import Array
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from veldt.envs.small import Reset, Step
-from veldt.tree import Array
+from veldt.records.tree import Array
 
 Expert = Callable[[Array], int]
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from veldt.tree import Array
+from veldt.records.tree import Array
 
 Reset = tuple[Array, dict[str, Any]]
 Step = tuple[Array, float, bool, bool, dict[str, Any]]

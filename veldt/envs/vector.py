@@ -1,4 +1,4 @@
-"""A vector of environments that emits step records (`veldt.step`), from anything Gymnasium can run."""
+"""A vector of environments that emits step records (`veldt.records.step`), from anything Gymnasium can run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from veldt.compiled import LIGHT, njit
 from veldt.envs.atari import Atari, find_protocol
 from veldt.envs.minatar import Seeded, without_plots
 from veldt.errors import UserError, did_you_mean
-from veldt.step import EnvSpec
-from veldt.tree import Array, ArraySpec, Spec, Tree, spec
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
 
 EnvLike = str | Callable[[], gym.Env[Any, Any]]
 BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
@@ -38,7 +38,7 @@ class EnvError(RuntimeError):
 
 
 class Envs:
-    """n environments stepped together. `reset` and `step` return step records [n] (see `veldt.step`).
+    """n environments stepped together. `reset` and `step` return step records [n] (see `veldt.records.step`).
 
     An observation that is not finite or leaves its space, or a reward that is not finite, is never passed on: its row is
     zeros with valid=False, it is counted in `bad`, and after 100 in a row from one environment the run stops.

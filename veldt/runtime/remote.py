@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from veldt.block import Block, BlockId, Schema
-from veldt.step import EnvSpec
-from veldt.tree import PACKED, Array, Tree
+from veldt.records.block import Block, BlockId, Schema
+from veldt.records.step import EnvSpec
+from veldt.records.tree import PACKED, Array, Tree
 
 if TYPE_CHECKING:  # an actor under central inference imports no torch
-    from veldt.params import Weights
+    from veldt.learning.params import Weights
 
 
 class Outbox(Protocol):
@@ -94,7 +94,7 @@ class RemoteParams:
         self._latest.write(weights.version, weights.vector)
 
     def pull(self, have: int) -> Weights | None:
-        from veldt.params import Weights
+        from veldt.learning.params import Weights
 
         found = self._latest.read(have, np.float32)
         return None if found is None else Weights(*found)

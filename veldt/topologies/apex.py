@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from veldt.actor import Actor
-from veldt.config import Config
+from veldt.acting.actor import Actor
+from veldt.acting.policy import LocalPolicy
+from veldt.acting.recorder import Recorder
 from veldt.counters import Counters
-from veldt.params import LatestParams
-from veldt.policy import LocalPolicy
+from veldt.experiment.config import Config
+from veldt.learning.params import LatestParams
 from veldt.program import INCARNATION, MEMORY, Program
-from veldt.recorder import Recorder
+from veldt.records.step import EnvSpec
 from veldt.seeds import derive
-from veldt.step import EnvSpec
 from veldt.topologies.single import add_evaluator, add_learner
 
 

@@ -12,9 +12,9 @@ processes, unrolls also wait in the streams to the store (`--queue` of them for 
 
 from __future__ import annotations
 
-from veldt.config import Config
+from veldt.experiment.config import Config
 from veldt.program import Program
-from veldt.step import EnvSpec
+from veldt.records.step import EnvSpec
 from veldt.topologies.apex import apex
 
 

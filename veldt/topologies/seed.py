@@ -14,16 +14,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from veldt.actor import Actor
-from veldt.config import Config
+from veldt.acting.actor import Actor
+from veldt.acting.batched import BatchedPolicy
+from veldt.acting.recorder import Recorder
 from veldt.counters import Counters
 from veldt.envs import make_env
-from veldt.inference import BatchedPolicy
-from veldt.params import LatestParams
+from veldt.experiment.config import Config
+from veldt.learning.params import LatestParams
 from veldt.program import INCARNATION, MEMORY, Program
-from veldt.recorder import Recorder
+from veldt.records.step import EnvSpec
 from veldt.seeds import derive
-from veldt.step import EnvSpec
 from veldt.topologies.single import add_evaluator, add_learner
 
 

@@ -1,0 +1,191 @@
+"""Recipes, and settings by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from veldt.envs import make_env
+from veldt.errors import UserError, did_you_mean
+from veldt.experiment import recipes
+from veldt.experiment.config import Config, override
+from veldt.experiment.recipes import RECIPES
+from veldt.experiment.run import as_plain, flat
+from veldt.seeds import derive
+from veldt.storing.selectors import Prioritized, Uniform
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
+    config = recipes.make(recipe, env, **({"demos": "there"} if recipe == "r2d3" else {}))
+    config.check()
+    assert config.recipe == recipe and config.env == env
+    assert override(recipes.make(recipe, env), as_plain(config)) == config
+    assert RECIPES[recipe].__doc__
+
+
+def test_atari_has_the_numbers_of_the_paper() -> None:
+    """Mnih et al. 2015, extended data table 1."""
+    config = recipes.make("dqn", "ALE/Pong-v5")
+    assert (config.learner.batch, config.learner.lr, config.learner.eps) == (32, 2.5e-4, 0.01)
+    assert (config.learner.optimizer, config.learner.decay, config.learner.momentum) == ("rmsprop", 0.95, 0.95)
+    assert (config.algorithm.gamma, config.algorithm.history, config.algorithm.clip_reward) == (0.99, 4, 1.0)  # type: ignore[attr-defined]
+    assert (config.actor.epsilon, config.actor.epsilon_end, config.actor.epsilon_steps) == (1.0, 0.1, 1_000_000)
+    assert (config.store.capacity, config.store.min_size) == ("1_000_000", 50_000)
+    assert config.store.samples_per_insert / config.learner.batch == 1 / 4, "one update every four actions"
+    assert (config.protocol, config.eval.epsilon, config.steps) == ("dqn", 0.05, 50_000_000)
+
+
+def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
+    """Kapturowski et al. 2019, table 2; and the replay ratio of 0.8 that the text tells."""
+    config = recipes.make("r2d2", "ALE/Pong-v5")
+    of, store, learner = config.algorithm, config.store, config.learner
+    assert (of.burn_in, of.length, of.length - of.stride, of.n, of.gamma) == (40, 80, 40, 5, 0.997)  # type: ignore[attr-defined]
+    assert (of.history, of.lstm, of.head, of.eta, of.h_epsilon, of.clip_reward) == (4, 512, 512, 0.9, 1e-3, 0)  # type: ignore[attr-defined]
+    assert (store.capacity, store.alpha, store.beta, store.samples_per_insert) == ("4_000_000", 0.9, 0.6, 0.8)
+    assert (learner.optimizer, learner.batch, learner.lr, learner.eps) == ("adam", 64, 1e-4, 1e-3)
+    assert learner.target_every == 2_500
+    assert (config.actor.refresh, config.actor.epsilon, config.actor.alpha, config.protocol) == (400, 0.4, 7.0, "r2d2")
+
+
+def test_r2d3_asks_for_demonstrations() -> None:
+    with pytest.raises(UserError, match="give a directory of them with --demos"):
+        recipes.make("r2d3").check()
+
+
+def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
+    config = recipes.make("dqn", steps=5, **{"learner.lr": 1, "algorithm.hidden": [8, 9], "store.capacity": 700})
+    assert (config.steps, config.learner.lr, config.algorithm.hidden, config.store.capacity) == (5, 1.0, (8, 9), "700")  # type: ignore[attr-defined]
+    assert isinstance(config.learner.lr, float)
+    nested = override(config, {"learner": {"lr": 2.0, "batch": 3}, "envs_per_actor": 1})
+    assert (nested.learner.lr, nested.learner.batch, nested.envs_per_actor) == (2.0, 3, 1)
+    assert recipes.make("dqn").steps == 60_000, "the recipe itself is not changed"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"stpes": 1}, "There is no setting 'stpes'. Did you mean steps"),
+        ({"learner.lrr": 1}, "There is no setting learner.'lrr'. Did you mean lr"),
+        ({"learner": 1}, "learner is a group of settings"),
+        ({"steps": "many"}, "steps must be a int, not 'many'"),
+        ({"steps": 1.5}, "steps must be a int, not 1.5"),
+        ({"steps": True}, "steps must be a int, not True"),
+        ({"steps": None}, "steps must be a int, not None"),
+        ({"steps": float("inf")}, "steps must be a int, not inf"),
+        ({"steps": float("nan")}, "steps must be a int, not nan"),
+        ({"learner.anneal": 1}, "learner.anneal must be a bool, not 1"),
+        ({"learner.lr": "fast"}, "learner.lr must be a float, not 'fast'"),
+        ({"algorithm.hidden": 64}, "algorithm.hidden must be a tuple, not 64"),
+        ({"steps.x": 5}, "steps"),
+        ({"learner.optimizer": "adamw"}, "learner.optimizer"),
+        ({"store.selector": "priorized"}, "store.selector"),
+        ({"runtime": "cloud"}, "runtime"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
+    def make() -> None:
+        config = recipes.make("dqn", **values)
+        config.check()
+
+    with pytest.raises(UserError, match=says) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "steps",
+        "threads",
+        "envs_per_actor",
+        "actor.block",
+        "learner.batch",
+        "learner.target_every",
+        "learner.publish_every",
+        "learner.prefetch",
+        "learner.trim_every",
+        "learner.lr",
+        "actors",
+        "step_timeout",
+        "eval.episodes",
+        "checkpoint.keep",
+        "log.every",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_numbers_that_must_be_positive(name: str, value: int) -> None:
+    with pytest.raises(UserError, match=f"{name} must be greater than 0, not {value}"):
+        recipes.make("dqn", **{name: value}).check()
+
+
+@pytest.mark.parametrize(
+    "name", ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every"]
+)
+def test_numbers_that_must_not_be_negative(name: str) -> None:
+    recipes.make("dqn", **{name: 0}).check()
+    with pytest.raises(UserError, match=f"{name} must not be negative"):
+        recipes.make("dqn", **{name: -1}).check()
+
+
+def test_a_rate_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UserError, match=r"learner\.lr must be greater than 0"):
+        recipes.make("dqn", **{"learner.lr": float("nan")}).check()
+
+
+def test_a_store_too_small_to_learn_from_is_refused() -> None:
+    config = recipes.make("dqn", **{"store.capacity": "500", "store.min_size": 1_000})
+    envs = make_env("CartPole-v1")
+    with pytest.raises(UserError, match=r"the 1,000 that learning starts with; .*store\.capacity"):
+        config.store_size(config.schema(envs.spec))
+
+
+def test_an_unknown_recipe_gets_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"There is no recipe 'dqnn'\. Did you mean dqn"):
+        recipes.make("dqnn")
+    with pytest.raises(UserError, match=r"There are: .*dqn"):
+        recipes.make("zzzz")
+
+
+def test_epsilon_falls_in_a_line() -> None:
+    config = recipes.make("dqn", **{"actor.epsilon": 0.8, "actor.epsilon_end": 0.2, "actor.epsilon_steps": 100})
+    values = [config.actor.decayed(steps) for steps in (0, 50, 100, 1_000)]
+    np.testing.assert_allclose(values, [0.8, 0.5, 0.2, 0.2])
+    at_once = recipes.make("dqn", **{"actor.epsilon_steps": 0, "actor.epsilon_end": 0.1})
+    assert at_once.actor.decayed(1) == pytest.approx(0.1)
+
+
+def test_selectors_by_name() -> None:
+    schema = recipes.make("dqn").schema(make_env("CartPole-v1").spec)
+    assert isinstance(recipes.make("dqn").make_store(schema).selector, Uniform)
+    chosen = {"store.selector": "prioritized", "store.alpha": 0.7, "store.beta": 0.5}
+    prioritized = recipes.make("dqn", **chosen).make_store(schema).selector
+    assert isinstance(prioritized, Prioritized) and not isinstance(prioritized, Uniform)
+    assert (prioritized.alpha, prioritized.beta) == (0.7, 0.5)
+
+
+def test_flat_names_every_setting() -> None:
+    names = flat(Config())
+    assert {"steps", "learner.lr", "store.capacity", "algorithm.gamma", "checkpoint.every"} <= set(names)
+
+
+def test_streams_of_random_numbers_have_names() -> None:
+    seeds = [derive(0, "a"), derive(0, "b"), derive(1, "a"), derive(0, "a", 0), derive(0, "a", 1), derive(0, "a", "0")]
+    assert len(set(seeds)) == len(seeds)
+    assert derive(0, "a", 1) == derive(0, "a", 1)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_suggestions() -> None:
+    assert did_you_mean("trian", ["train", "eval"]) == " Did you mean train?"
+    assert did_you_mean("qqqq", ["train", "eval"]) == ""
+
+
+def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
+    assert recipes.make("dqn", "CartPole-v1", **{"learner.lr": "5e-4"}).learner.lr == 5e-4
+    with pytest.raises(UserError, match=r"learner\.lr"):
+        recipes.make("dqn", "CartPole-v1", **{"learner.lr": "fast"})

@@ -1,0 +1,65 @@
+"""Videos of greedy episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from test_run import tiny
+
+from veldt.envs.small import Chain
+from veldt.errors import UserError
+from veldt.experiment.run import Run
+from veldt.experiment.video import check_video, record_video
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return tiny(tmp_path_factory.mktemp("video") / "r", steps=300, **{"eval.every": 0})
+
+
+def test_a_gif_has_the_frames_of_one_episode(run: Run, tmp_path: Path) -> None:
+    frames = record_video(run, tmp_path / "x.gif")
+    with Image.open(tmp_path / "x.gif") as image:
+        assert image.format == "GIF"
+        assert abs(image.n_frames - frames / 2) <= 1  # 50 frames a second are shown as 25
+        assert image.size == (600, 400)
+        colours = image.convert("RGB").getcolors(maxcolors=100_000)
+        assert colours is not None and len(colours) > 2, "there is something to see"
+
+
+def test_an_mp4_is_written(run: Run, tmp_path: Path) -> None:
+    assert record_video(run, tmp_path / "x.mp4", max_frames=20) > 0
+    data = (tmp_path / "x.mp4").read_bytes()
+    assert data[4:8] == b"ftyp" and len(data) > 1_000
+
+
+def test_a_long_episode_is_cut(run: Run, tmp_path: Path) -> None:
+    assert record_video(run, tmp_path / "x.gif", max_frames=5) == 5
+
+
+@pytest.mark.parametrize(("name", "says"), [("x.avi", "a .gif or an .mp4 file"), ("no/x.gif", "does not exist")])
+def test_what_cannot_be_written_is_refused_before_anything_is_played(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        check_video(tmp_path / name)
+
+
+def test_an_environment_without_pictures_is_named(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "r", env="veldt/Chain-v0", steps=60)
+    with pytest.raises(UserError, match=r"veldt/Chain-v0 .*rgb_array"):
+        record_video(run, tmp_path / "x.gif")
+    run = tiny(tmp_path / "q", env=Chain, steps=60)
+    with pytest.raises(UserError, match=r"Chain cannot be rendered"):
+        record_video(run, tmp_path / "x.gif")
+    assert not (tmp_path / "x.gif").exists()
+
+
+def test_a_video_has_the_random_actions_that_it_is_asked_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    policy = Run.policy
+    monkeypatch.setattr(Run, "policy", lambda self, epsilon=None: asked.append(epsilon) or policy(self, epsilon))
+    record_video(run, tmp_path / "x.gif", max_frames=2, epsilon=0.3)
+    assert asked == [0.3] and run.policy(0.3).explore == 0.3 and run.policy().explore == run.config.eval.epsilon

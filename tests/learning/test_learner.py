@@ -1,0 +1,621 @@
+"""One update after another: what it changes, what it publishes, and what it does with a loss that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from veldt.algorithms.base import Batch, Loss
+from veldt.algorithms.dqn import DQN
+from veldt.counters import Counters
+from veldt.envs import make_env
+from veldt.learning import optim, params
+from veldt.learning.learner import BAD_IN_A_ROW, Diverged, Learner, LearnerConfig
+from veldt.learning.params import LatestParams, Weights
+from veldt.records.tree import Array
+from veldt.storing.replay import Sample
+
+ENV = make_env("veldt/Chain-v0").spec
+
+
+class Store:
+    """Gives the batches it is told to, and notes what it is told."""
+
+    def __init__(self, poison: Callable[[int], Any] = lambda number: None) -> None:
+        self.poison, self.number, self.trims, self.asked = poison, 0, 0, []
+        self.updates: list[tuple[Array, Array]] = []
+        self.empty = False
+
+    def insert(self, block: Any, priorities: Any) -> bool:
+        return True
+
+    def sample(self, n: int) -> Sample | None:
+        if self.empty:
+            return None
+        self.number += 1
+        self.asked.append(n)
+        rng = np.random.default_rng(self.number)
+        rows: dict[str, Array] = {
+            "obs": rng.random((n, 2, 8), np.float32),
+            "action": rng.integers(0, 2, (n, 2)),
+            "reward": rng.random((n, 2), np.float32),
+            "discount": np.ones((n, 2), np.float32),
+            "last": np.zeros((n, 2), np.bool_),
+            "first": np.zeros((n, 2), np.bool_),
+            "valid": np.ones((n, 2), np.bool_),
+        }
+        bad = self.poison(self.number)
+        if bad is not None:
+            column, value = bad
+            rows[column][0] = value
+        keys = np.arange(n, dtype=np.int64) + 100 * self.number
+        return Sample(keys, rows, {}, np.ones(n, np.float32), np.full(n, 1 / n))
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        assert np.isfinite(priorities).all(), "priorities that are not finite never reach a store"
+        self.updates.append((keys, priorities))
+
+    def trim(self) -> None:
+        self.trims += 1
+
+
+class Published(LatestParams):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Weights] = []
+
+    def publish(self, weights: Weights) -> None:
+        super().publish(weights)
+        assert self.weights is not None
+        self.all.append(self.weights)
+
+
+def learner(store: Any, algorithm: Any = None, **config: Any) -> Learner:
+    settings = LearnerConfig(**{"batch": 8, "publish_every": 1} | config)
+    return Learner(algorithm or DQN(hidden=(16,)), ENV, store, Published(), Counters(), settings, env_steps=1_000, seed=3)
+
+
+def published(of: Learner) -> list[Weights]:
+    assert isinstance(of.params, Published)
+    return of.params.all
+
+
+def test_an_update_is_a_step_down_its_loss() -> None:
+    """Against a plain loop with torch's own optimizer."""
+    ours = learner(Store(), clip_norm=0.5, target_every=3, lr=1e-2, eps=1e-5)
+    net, target = DQN(hidden=(16,)).network(ENV), DQN(hidden=(16,)).network(ENV)
+    params.restore(net, params.export(ours.net))
+    params.restore(target, params.export(ours.net))
+    adam, store = torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-5), Store()
+    for step in range(1, 11):
+        assert ours.step()
+        sample = store.sample(8)
+        assert sample is not None
+        loss = DQN(hidden=(16,)).loss(net, target, Batch(sample.rows, {}, sample.weights, torch.device("cpu")))
+        adam.zero_grad()
+        loss.losses[""].backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        adam.step()
+        if step % 3 == 0:
+            target.load_state_dict(net.state_dict())
+        keys, priorities = ours.store.updates[-1]  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(keys, sample.keys)
+        np.testing.assert_allclose(priorities, loss.priorities.numpy(), rtol=1e-3, atol=1e-5)
+        for name, tensor in net.state_dict().items():
+            torch.testing.assert_close(ours.net.state_dict()[name], tensor, rtol=1e-3, atol=1e-5)
+        for name, tensor in target.state_dict().items():
+            torch.testing.assert_close(ours.target.state_dict()[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_not_now() -> None:
+    store = Store()
+    one = learner(store)
+    store.empty = True
+    before = one.vector.clone()
+    assert not one.step()
+    assert one.steps == 0 and torch.equal(one.vector, before)
+
+
+def test_weights_are_published_at_first_and_every_so_often() -> None:
+    one = learner(Store(), publish_every=3)
+    for _ in range(7):
+        one.step()
+    assert [weights.version for weights in published(one)] == [0, 3, 6]
+    one.cut()
+    assert published(one)[-1].version == 7
+    np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
+
+
+@pytest.mark.parametrize(
+    ("every", "lag", "versions"),
+    [
+        (1, 0, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (1, 3, [0, 0, 0, 0, 1, 2, 3, 4]),
+        (2, 2, [0, 0, 2, 4]),
+        (3, 2, [0, 0, 3]),  # at least that many: what was published every third update
+        (1, 100, [0, 0, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_published_weights_may_be_held_back(every: int, lag: int, versions: list[int]) -> None:
+    """By so many updates, and what is published then is what the weights were at that time."""
+    one = learner(Store(), publish_every=every, publish_lag=lag)
+    was = {0: one.vector.numpy().copy()}
+    for _ in range(7):
+        one.step()
+        was[one.steps] = one.vector.numpy().copy()
+    assert [weights.version for weights in published(one)] == versions
+    for weights in published(one):
+        np.testing.assert_array_equal(weights.vector, was[weights.version])
+    assert not np.array_equal(was[0], was[1])
+
+
+def test_a_cut_publishes_the_newest_weights_and_holds_back_from_there() -> None:
+    one = learner(Store(), publish_lag=3)
+    for _ in range(5):
+        one.step()
+    one.cut()
+    assert published(one)[-1].version == 5
+    np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
+    told = len(published(one))
+    for _ in range(5):
+        one.step()
+    assert [weights.version for weights in published(one)[told:]] == [5, 5, 5, 6, 7]
+
+
+def test_a_restored_learner_publishes_what_was_restored() -> None:
+    """Not what was held back before, as the weights that a learner is born with."""
+    one, other = learner(Store(), publish_lag=3), learner(Store(), publish_lag=3)
+    for _ in range(5):
+        one.step()
+    other.load_state(one.state())
+    assert published(other)[-1].version == 5
+    np.testing.assert_array_equal(published(other)[-1].vector, one.vector.numpy())
+
+
+class Acted(Store):
+    """Its windows tell which weights acted; only the row of the first step that trains counts."""
+
+    def __init__(self, versions: list[int]) -> None:
+        super().__init__()
+        self.versions = versions
+
+    def sample(self, n: int) -> Sample | None:
+        sample = super().sample(n)
+        assert sample is not None
+        first = np.resize(np.array(self.versions), n)
+        sample.rows["version"] = np.stack([first, np.full(n, 10**6)], 1)
+        return sample
+
+
+def test_how_many_updates_lie_between_acting_and_learning() -> None:
+    one = learner(Acted([0, 1, 2, 1]))
+    assert "policy_lag" not in one.metrics()
+    for step in range(4):
+        one.step()
+        # Updates before this one, less those before each of the versions; what a killed learner has not done yet is 0.
+        assert one.metrics()["policy_lag"] == np.maximum(0, step - np.array([0, 1, 2, 1])).mean()
+    plain = learner(Store())
+    plain.step()
+    assert "policy_lag" not in plain.metrics()
+
+
+class AfterHistory(Acted):
+    def sample(self, n: int) -> Sample | None:
+        sample = super().sample(n)
+        assert sample is not None
+        sample.rows.update({name: np.concatenate([x[:, 1:], x], 1) for name, x in sample.rows.items()})
+        return sample
+
+
+def test_rows_that_are_history_do_not_tell_the_lag() -> None:
+    one = learner(AfterHistory([0]), DQN(hidden=(16,), history=2))
+    one.step(), one.step()
+    assert one.metrics()["policy_lag"] == 1
+
+
+def test_rmsprop_is_centered_unless_it_is_told_otherwise() -> None:
+    for centered in (True, False):
+        one = learner(Store(), optimizer="rmsprop", centered=centered)
+        one.step()
+        optimizer = one.optimizers[""]
+        assert isinstance(optimizer, optim.RMSProp) and optimizer.centered is centered
+        assert bool(optimizer.state()["mean"].any()) is centered
+    assert LearnerConfig().centered
+
+
+def test_a_reborn_learner_does_not_publish_fresh_weights() -> None:
+    first = learner(Store())
+    second = Learner(DQN(hidden=(16,)), ENV, Store(), first.params, Counters(), first.config, env_steps=1_000, seed=4)
+    assert not torch.equal(first.vector, second.vector) and len(published(first)) == 1
+    second.load_state({**first.state(), "steps": 5})
+    assert [weights.version for weights in published(first)] == [0, 5]
+    np.testing.assert_array_equal(published(first)[-1].vector, first.vector.numpy())
+
+
+def test_published_weights_are_frozen() -> None:
+    one = learner(Store())
+    first = published(one)[0].vector.copy()
+    one.step()
+    np.testing.assert_array_equal(published(one)[0].vector, first)
+    with pytest.raises(ValueError, match="read-only"):
+        published(one)[0].vector[0] = 1
+
+
+def test_the_store_is_trimmed_every_so_often() -> None:
+    store = Store()
+    one = learner(store, trim_every=4)
+    for _ in range(9):
+        one.step()
+    assert store.trims == 2
+
+
+def test_prefetched_batches_are_parts_of_one_draw_and_a_cut_forgets_them() -> None:
+    store = Store()
+    one = learner(store, prefetch=4)
+    for _ in range(6):
+        one.step()
+    assert store.asked == [32, 32]
+    seen = np.concatenate([keys for keys, _ in store.updates[:4]])
+    assert sorted(seen) == list(range(100, 132)), "every item of the draw once"
+    assert all(len(keys) == 8 for keys, _ in store.updates)
+    one.cut()
+    one.step()
+    assert store.asked == [32, 32, 32]
+
+
+def test_the_learning_rate_falls_to_zero_over_the_run() -> None:
+    one = learner(Store(), anneal=True, optimizer="sgd", lr=0.1)
+    one.counters.add("env_steps", 750)
+    assert one._lr() == pytest.approx(0.025)
+    one.counters.add("env_steps", 1_000)
+    before = one.vector.clone()
+    one.step()
+    assert torch.equal(one.vector, before)
+
+
+@pytest.mark.parametrize("poison", [("reward", np.nan), ("reward", np.inf), ("obs", np.nan), ("obs", np.inf)], ids=str)
+@pytest.mark.parametrize("huber", [True, False])
+def test_a_poisoned_batch_changes_nothing_but_a_counter(
+    poison: tuple[str, float], huber: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(lambda number: poison if number == 3 else None)
+    one = learner(store, DQN(hidden=(16,), huber=huber))
+    one.step(), one.step()
+    before = {name: np.array(x) for name, x in one.state().items()}
+    told = len(store.updates)
+    assert one.step()
+    after = one.state()
+    for name, x in before.items():
+        if name not in ("steps", "bad"):
+            np.testing.assert_array_equal(after[name], x, err_msg=name)
+    assert (one.bad, one.metrics()["skipped_updates"]) == (1, 1.0)
+    assert len(store.updates) == told, "no priorities of a poisoned batch"
+    assert "skipped" in caplog.text and "3" in caplog.text
+    one.step()
+    assert not np.array_equal(one.vector.numpy(), published(one)[-2].vector)
+    assert one.bad == 1
+    assert all(np.isfinite(weights.vector).all() for weights in published(one))
+    assert all(np.isfinite(x) for x in one.metrics().values())
+
+
+def test_what_comes_after_an_update_comes_after_it_and_only_then() -> None:
+    seen: list[Any] = []
+
+    class After(DQN):
+        def loss(self, net: Any, target: Any, batch: Any) -> Any:
+            return super().loss(net, target, batch)._replace(after=lambda: seen.append(one.vector.clone()))
+
+    one = learner(Store(lambda number: ("reward", np.nan) if number == 2 else None), After(hidden=(16,)))
+    for count in (1, 1, 2):  # the second is skipped
+        before = one.vector.clone()
+        one.step()
+        assert len(seen) == count
+        assert torch.equal(seen[-1], one.vector), "the weights were moved before"
+        assert torch.equal(before, one.vector) == (count == 1 and one.bad == 1)
+
+
+def test_ten_in_a_row_stop_the_run() -> None:
+    one = learner(Store(lambda number: ("reward", np.nan) if number > 2 else None))
+    one.step(), one.step()
+    before = one.vector.clone()
+    for _ in range(BAD_IN_A_ROW - 1):
+        one.step()
+    with pytest.raises(Diverged, match=rf"{BAD_IN_A_ROW} updates in a row were not finite.*learner\.lr"):
+        one.step()
+    assert BAD_IN_A_ROW == 10
+    assert torch.equal(one.vector, before)
+    assert all(np.isfinite(weights.vector).all() for weights in published(one))
+
+
+def test_a_good_one_between_starts_the_count_again() -> None:
+    one = learner(Store(lambda number: ("reward", np.nan) if number % 10 else None))
+    for _ in range(40):
+        one.step()
+    assert one.bad == 36
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_step_that_overflows_the_weights_is_never_published(optimizer: str) -> None:
+    """The gradient is finite, but the step is too long for a float."""
+    large = Store(lambda number: ("reward", 1e6))
+    one = learner(large, DQN(hidden=(16,), huber=False), lr=3e38, clip_norm=0.0, optimizer=optimizer)
+
+    def until_it_diverges() -> None:
+        for _ in range(50):
+            one.step()
+
+    with pytest.raises(Diverged):
+        until_it_diverges()
+    assert all(np.isfinite(weights.vector).all() for weights in published(one))
+
+
+class Normed(nn.Module):
+    """A network with buffers that change in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.q = nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.q(self.norm(x))
+        return out
+
+
+class NormedDQN(DQN):
+    def network(self, env: Any) -> nn.Module:
+        return Normed()
+
+
+def test_running_averages_are_published_too_and_a_poisoned_batch_does_not_spoil_them() -> None:
+    one = learner(Store(lambda number: ("obs", np.nan) if number == 3 else None), NormedDQN())
+    one.step(), one.step()
+    mean = one.net.norm.running_mean  # type: ignore[union-attr]
+    assert isinstance(mean, torch.Tensor) and mean.abs().sum() > 0
+    stop = len(one.vector)
+    assert sum(p.numel() for p in one.net.parameters()) < stop
+    one.step()
+    assert one.bad == 1
+    assert all(np.isfinite(weights.vector).all() for weights in published(one))
+
+
+class TwoLosses(DQN):
+    """Each group of parameters has a loss of its own."""
+
+    def network(self, env: Any) -> nn.Module:
+        return nn.ModuleDict({"actor": nn.Linear(8, 1), "critic": nn.Linear(8, 1)})
+
+    def loss(self, net: Any, target: Any, batch: Batch) -> Loss:
+        x = batch["obs"][:, 0]
+        value = net["critic"](x)
+        critic, actor = (value - 1).square().mean(), (net["actor"](x) * value).mean()
+        return Loss({"critic": critic, "actor": actor}, torch.ones(len(x)), {})
+
+
+def test_every_loss_moves_its_own_group_alone() -> None:
+    one = learner(Store(), TwoLosses(), optimizer="sgd", lr=0.1, clip_norm=0.0)
+    before = {name: x.copy() for name, x in params.export(one.net).items()}
+    net = TwoLosses().network(ENV)
+    params.restore(net, before)
+    sample = Store().sample(8)
+    assert sample is not None
+    x = torch.from_numpy(sample.rows["obs"][:, 0])
+    value = net["critic"](x)  # type: ignore[index,operator]
+    critic = torch.autograd.grad((value - 1).square().mean(), list(net["critic"].parameters()), retain_graph=True)  # type: ignore[index,operator]
+    actor = torch.autograd.grad((net["actor"](x) * value).mean(), list(net["actor"].parameters()))  # type: ignore[index,operator]
+    one.step()
+    after = params.export(one.net)
+    for group, gradients in (("actor", actor), ("critic", critic)):
+        for name, gradient in zip(("weight", "bias"), gradients, strict=True):
+            expected = before[f"{group}.{name}"] - 0.1 * gradient.numpy()
+            np.testing.assert_allclose(after[f"{group}.{name}"], expected, rtol=1e-4, atol=1e-6)
+    assert set(one.optimizers) == {"actor", "critic"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+def test_a_restored_learner_goes_on_bit_for_bit(optimizer: str) -> None:
+    store = Store()
+    one = learner(store, optimizer=optimizer, momentum=0.5, target_every=4)
+    for _ in range(6):
+        one.step()
+    state = {name: np.array(x) if isinstance(x, np.ndarray) else x for name, x in one.state().items()}
+    other_store = Store()
+    other_store.number = store.number
+    other = learner(other_store, optimizer=optimizer, momentum=0.5, target_every=4)
+    other.counters.add("learner_steps", 6)
+    other.load_state(state)
+    assert published(other)[-1].version == 6
+    np.testing.assert_array_equal(published(other)[-1].vector, one.vector.numpy())
+    for _ in range(5):
+        one.step(), other.step()
+    for name, x in one.state().items():
+        if name != "torch_rng":
+            np.testing.assert_array_equal(other.state()[name], x, err_msg=name)
+
+
+# One vector.
+
+
+def test_flatten_keeps_values_and_makes_views() -> None:
+    net = Normed()
+    before = {name: x.clone() for name, x in net.state_dict().items()}
+    vector = params.flatten(net)
+    assert len(vector) == sum(x.numel() for x in before.values() if x.is_floating_point())
+    for name, x in net.state_dict().items():
+        assert torch.equal(x, before[name]), name
+    with torch.no_grad():
+        vector.fill_(0.5)
+    for name, x in net.state_dict().items():
+        assert not x.is_floating_point() or (x == 0.5).all(), name
+
+
+def test_the_forward_pass_moves_buffers_inside_the_vector() -> None:
+    net = Normed()
+    vector = params.flatten(net)
+    before = vector.clone()
+    net(torch.randn(16, 8, generator=torch.Generator().manual_seed(0)) + 3)
+    changed = (vector != before).nonzero().flatten().tolist()
+    buffers = len(vector) - sum(p.numel() for p in net.parameters())
+    assert changed == list(range(len(vector) - buffers, len(vector))), "the buffers come last, and only they change"
+
+
+def test_backward_adds_to_one_gradient_vector() -> None:
+    net, plain = Normed(), Normed()
+    plain.load_state_dict(net.state_dict())
+    params.flatten(net)
+    gradient = params.flatten_gradients(net)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):  # twice: it stays the same memory, and adds up
+        net(x).square().sum().backward()
+        plain(x).square().sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    torch.testing.assert_close(gradient, expected)
+    gradient.zero_()
+    assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
+
+
+def test_every_group_is_a_slice() -> None:
+    net = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 1)})
+    vector = params.flatten(net)
+    assert params.group_slice(net, "") == slice(0, len(vector))
+    assert params.group_slice(net, "a.") == slice(0, 8)
+    assert params.group_slice(net, "b.") == slice(8, 14)
+    with torch.no_grad():
+        vector[params.group_slice(net, "b.")] = 7
+    assert all((p == 7).all() for p in net["b"].parameters())
+    assert not any((p == 7).any() for p in net["c"].parameters())
+    with pytest.raises(AssertionError, match="no parameter is named"):
+        params.group_slice(net, "z")
+
+
+def test_export_and_restore_are_exact_and_what_is_restored_is_a_copy() -> None:
+    net, other = Normed(), Normed()
+    net(torch.randn(16, 8))
+    params.flatten(net), params.flatten(other)
+    state = {name: x.copy() for name, x in params.export(net).items()}
+    assert {name: x.dtype for name, x in state.items()}["norm.num_batches_tracked"] == np.int64
+    params.restore(other, state)
+    for name, x in other.state_dict().items():
+        assert torch.equal(x, net.state_dict()[name]), name
+    with torch.no_grad():
+        net.q.weight.zero_()
+    assert state["q.weight"].any()
+    assert torch.equal(other.q.weight, torch.from_numpy(state["q.weight"]))
+
+
+def test_the_newest_weights_win_and_are_handed_out_once() -> None:
+    service = LatestParams()
+    assert service.pull(-1) is None
+    service.publish(Weights(0, np.zeros(2, np.float32)))
+    first = service.pull(-1)
+    assert first is not None and first.version == 0
+    assert service.pull(0) is None
+    service.publish(Weights(5, np.ones(2, np.float32)))
+    newer = service.pull(0)
+    assert newer is not None and newer.version == 5 and newer.vector.all()
+    assert not first.vector.any()
+
+
+def test_the_target_is_in_eval_mode() -> None:
+    one = learner(Store(lambda number: None), NormedDQN())
+    assert one.net.training and not any(module.training for module in one.target.modules())
+
+
+# Looking ahead, as with a GPU
+
+
+def params_of(net: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+class Peeking(DQN):
+    """Its loss checks that what was begun on early was begun with the target network that it is learned with."""
+
+    seen: list[bool]
+
+    def ahead(self, target: nn.Module, batch: Batch) -> tuple[Array, torch.Tensor]:
+        return batch.host["reward"], params_of(target)
+
+    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
+        self.seen.append(batch.ahead is not None)
+        if batch.ahead is not None:
+            reward, weights = batch.ahead
+            assert reward is batch.host["reward"] and torch.equal(weights, params_of(target))
+        return super().loss(net, target, batch)
+
+
+class Ordered(Store):
+    """Notes the order of calls too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def sample(self, n: int) -> Sample | None:
+        self.calls.append("sample")
+        return super().sample(n)
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        self.calls.append("update")
+        super().update(keys, priorities)
+
+
+def looking_ahead(of: Learner) -> Learner:
+    of._drawer = ThreadPoolExecutor(1)
+    return of
+
+
+def peeking() -> Peeking:
+    algorithm = Peeking(hidden=(16,))
+    object.__setattr__(algorithm, "seen", [])
+    return algorithm
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: int) -> None:
+    plain, algorithm, store = learner(Store(), prefetch=prefetch, target_every=4), peeking(), Ordered()
+    early = looking_ahead(learner(store, algorithm, prefetch=prefetch, target_every=4))
+    for step in range(1, 13):
+        assert plain.step() and early.step()
+        assert torch.equal(plain.vector, early.vector), step
+        assert torch.equal(plain.target_vector, early.target_vector), step
+    begin = ["sample", *["update"] * (prefetch - 1), "sample", "update"]  # before the last of the first draw is learned
+    assert store.calls[: len(begin)] == begin
+    assert store.calls.count("sample") == 12 // prefetch + 1 and store.calls.count("update") == 12
+    # The first has nobody before it; after each copy of the target the next begins afresh.
+    assert algorithm.seen == [step % 4 != 0 for step in range(12)]
+
+
+def test_a_store_that_has_no_next_batch_is_asked_again() -> None:
+    store = Ordered()
+    one = looking_ahead(learner(store))
+    assert one.step()
+    store.empty = True
+    assert one.step(), "the one that was drawn early"
+    assert not one.step()
+    store.empty = False
+    assert one.step() and one.steps == 3
+    assert [int(keys[0]) // 100 for keys, _ in store.updates] == [1, 2, 3]
+
+
+def test_a_cut_forgets_the_batch_that_was_begun() -> None:
+    store, algorithm = Store(), peeking()
+    one = looking_ahead(learner(store, algorithm, target_every=100))
+    assert one.step() and one.cut() and one.step()
+    assert [int(keys[0]) // 100 for keys, _ in store.updates] == [1, 3] and algorithm.seen == [False, False]
+
+
+def test_an_error_of_an_early_draw_is_raised_by_the_step() -> None:
+    class Broken(Store):
+        def sample(self, n: int) -> Sample | None:
+            if self.number:
+                raise OSError("the disk is gone")
+            return super().sample(n)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        looking_ahead(learner(Broken())).step()

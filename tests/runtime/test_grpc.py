@@ -1,0 +1,1091 @@
+"""Actors over gRPC: each message arrives once and in order, whoever is killed or cut off; and nobody else gets in.
+
+Run as a script, this file is the gate, or the process that answers questions, so that both can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import random
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import veldt
+from veldt.counters import NAMES
+from veldt.errors import UserError
+from veldt.records.tree import Tree
+from veldt.runtime.grpc import wire
+from veldt.runtime.grpc.connection import SILENT_S, LinkLost, grpc, read_token  # gRPC as both ends have it
+from veldt.runtime.grpc.gate import RECORD, Door, EventBell, Gate, Port, Seat, _Lane
+from veldt.runtime.grpc.link import Link
+from veldt.runtime.grpc.wire import frame
+from veldt.runtime.local.board import COUNTS, ROW, Board
+from veldt.runtime.shm import Format, Latest, Memory, Reader, Writer, make_memory
+
+BLOCK = Format([("id", "<i8", (3,)), ("rows/x", "<f4", (50,)), ("first", "|b1", (4,))])
+SEATS = 3  # most of them; the gate has the first row of the board after the supervisor's, the answering process the next
+
+
+class Shared:
+    """All that the processes of one run share, by descriptors that are handed down."""
+
+    def __init__(self, fds: list[int], size: int = 400, seats: int = 1) -> None:
+        self.fds, self.size, self.count = fds, size, seats
+        self.board = Board(fds[0])
+        self.records = Memory(fds[1])
+        self.gate_bell = EventBell(self.board.memory, ROW, fds[2])
+        self.latest = Latest(fds[3])
+
+    @classmethod
+    def make(cls, size: int = 400, seats: int = 1) -> Shared:
+        fds = [make_memory("veldt test") for _ in range(2)] + [EventBell.make()]
+        fds += [make_memory("veldt test") for _ in range(1 + 3 * seats)]
+        Memory(fds[0], ROW * (3 + seats))
+        Memory(fds[1], 4096)
+        return cls(fds, size, seats)
+
+    @property
+    def question(self) -> Format:
+        return Format([("question", "<i8", (3,)), ("obs", "|u1", (self.size,))])
+
+    def rings(self, seat: int) -> list[int]:
+        """store, policy there, policy back"""
+        return self.fds[4 + 3 * seat : 7 + 3 * seat]
+
+    def seat(self, index: int, owned: bool) -> Seat:
+        store, there, back = self.rings(index)
+        bell = self.board.bell(2)
+        answers = [Format([("answer", "<i8", (2,)), ("obs", "|u1", (self.size,))])]
+        ports = [
+            Port("store", Writer(store, bell, most=4), [BLOCK], window=8),
+            Port("policy", Writer(there, bell, most=8), [self.question], Reader(back), answers, window=8),
+        ]
+        record = self.records.words(index * 256, RECORD)
+        row = self.board.row(3 + index)
+        name = f"actor/{index}"
+        return Seat(name, ports, {"params": self.latest}, record, row, lambda n: {"build": name, "life": n}, owned)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def gate(told: dict[str, Any]) -> None:
+    shared = Shared(told["fds"], told["size"], told["seats"])
+    token = read_token(told["token"]) if told["token"] else ""
+    doors = [Door(d["address"], *(Path(path).read_bytes() for path in d.get("tls", ()))) for d in told["doors"]]
+    seats = [shared.seat(i, told["owned"]) for i in range(told["seats"])]
+    times = {name: told[name] for name in ("leave", "silent", "greet") if name in told}
+    here = Gate(seats, doors, shared.board, shared.gate_bell, token, **times)
+    here.start()
+    print(json.dumps(here.addresses), flush=True)
+    while not shared.board.quit:
+        here.step()
+        if select.select([0], [], [], 0)[0]:
+            if not sys.stdin.readline():
+                break
+            print(json.dumps([here.metrics(), here.told(), here.connected]), flush=True)
+    here.close()
+
+
+def answer(told: dict[str, Any]) -> None:
+    """Answers every question with what was asked, as a policy's host does."""
+    shared = Shared(told["fds"], told["size"], told["seats"])
+    bell = shared.board.bell(2)
+    rings = [shared.rings(i) for i in range(told["seats"])]
+    calls = [(Reader(there), Writer(back, shared.gate_bell)) for _, there, back in rings]  # type: ignore[arg-type]
+    print("up", flush=True)
+    idle = 0
+    parent = os.getppid()
+    while not shared.board.quit and os.getppid() == parent:
+        rung, idle = bell.rung(), idle + 1
+        for there, back in calls:
+            message = there.peek()
+            if message is not None and back.put({"answer": message["question"][1:], "obs": message["obs"]}):
+                there.pop()
+                idle = 0
+        if idle > 30:
+            bell.wait(rung)
+
+
+class Proxy:
+    """Stands between actor and gate: delays, cuts, loses, or swallows what passes; told how over stdin."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.at, self.to = told["at"], told["to"]
+        self.delay = self.loss = 0.0
+        self.hole = False
+        self.random = random.Random(told["seed"])
+        self.open: set[asyncio.StreamWriter] = set()
+
+    async def live(self) -> None:
+        server = await asyncio.start_unix_server(self.connected, self.at)
+        stdin = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
+        print("up", flush=True)
+        while line := await stdin.readline():
+            told = json.loads(line)
+            self.delay, self.loss, self.hole = told.get("delay", 0.0), told.get("loss", 0.0), told.get("hole", False)
+            if told.get("cut"):
+                for writer in list(self.open):
+                    writer.transport.abort()
+            print("done", flush=True)
+        server.close()
+        os._exit(0)
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_unix_connection(self.to)
+        except OSError:
+            writer.transport.abort()
+            return
+        pumps = [self.pump(reader, back, writer), self.pump(there, writer, back)]
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, other: asyncio.StreamWriter) -> None:
+        """Each chunk leaves `delay` after it came, and in order."""
+        self.open.add(sink)
+        loop, swallowed = asyncio.get_running_loop(), False
+        try:
+            while chunk := await source.read(1 << 16):
+                swallowed |= self.hole  # a stream with a hole in it is never whole again
+                if swallowed:
+                    continue
+                if self.random.random() < self.loss:
+                    break
+                if self.delay:
+                    loop.call_later(self.delay, self.send, sink, chunk)
+                else:
+                    sink.write(chunk)
+                    await sink.drain()
+        finally:
+            self.open.discard(sink)
+            if not swallowed:
+                sink.transport.abort()
+                other.transport.abort()
+
+    def send(self, sink: asyncio.StreamWriter, chunk: bytes) -> None:
+        if not sink.transport.is_closing():
+            sink.write(chunk)
+
+
+def proxy(told: dict[str, Any]) -> None:
+    asyncio.run(Proxy(told).live())
+
+
+class Process:
+    """This file as a process of its own."""
+
+    def __init__(self, mode: str, told: dict[str, Any], fds: list[int], log: Path) -> None:
+        command = [sys.executable, "-W", "error", __file__, mode, json.dumps(told)]
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, pass_fds=fds, text=True
+            )
+        self.log = log
+        self.first = self.line()
+
+    def line(self, seconds: float = 20.0) -> str:
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            raise TimeoutError(self.log.read_text())
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()
+        return line
+
+    def ask(self, told: Any = None) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self, seconds: float = 10.0) -> int:
+        for file in (self.process.stdin, self.process.stdout):
+            assert file is not None
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+        return self.process.wait(seconds)
+
+
+class World:
+    """A run that consists of a gate, a process that answers, and this one, which reads what the store is sent."""
+
+    def __init__(self, folder: Path, seats: int = 1, size: int = 400, **told: Any) -> None:
+        self.folder, self.seats, self.shared = folder, seats, Shared.make(size, seats)
+        self.address = f"unix:{folder}/run/gate.sock"
+        self.told = {"fds": self.shared.fds, "size": size, "seats": seats, "token": "", "owned": True, "leave": 30.0}
+        self.told |= {"doors": [{"address": self.address}]} | told
+        self.board = self.shared.board
+        self.stores = [Reader(self.shared.rings(i)[0], self.shared.gate_bell) for i in range(seats)]
+        self.links: list[Link] = []
+        self.processes: list[Process] = []
+        self.gate: Process
+        self.start_gate()
+
+    def start(self, mode: str, **told: Any) -> Process:
+        self.processes.append(Process(mode, self.told | told, self.shared.fds, self.folder / f"{mode}.log"))
+        return self.processes[-1]
+
+    def start_gate(self) -> None:
+        self.gate = self.start("gate")
+        self.addresses = json.loads(self.gate.first)
+
+    def kill_gate(self) -> None:
+        self.processes.remove(self.gate)
+        self.gate.kill()
+
+    def link(self, address: str = "", seat: str = "actor/0", **kwargs: Any) -> Link:
+        self.links.append(Link(address or self.address, seat=seat, **kwargs))
+        return self.links[-1]
+
+    def ask(self) -> tuple[dict[str, float], dict[str, dict[str, float]], list[str]]:
+        metrics, told, connected = json.loads(self.gate.ask())
+        return metrics, told, connected
+
+    def count(self, seat: int, name: str = "env_steps") -> int:
+        return int(self.board.row(3 + seat)[COUNTS + NAMES.index(name)])
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.folder.glob("*.log"))
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.board.quit = True
+        try:
+            codes = [process.close() for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.process.kill()
+            self.shared.close()
+        assert codes == [0] * len(codes), self.log()
+        assert not (self.folder / "run" / "gate.sock").exists()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+
+    def build(**told: Any) -> World:
+        worlds.append(World(tmp_path, **told))
+        return worlds[-1]
+
+    yield build
+    for world in worlds:
+        world.close()
+
+
+def until(true: Callable[[], Any], link: Link | None = None, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it takes too long"
+        if link is None:
+            time.sleep(0.005)
+        else:
+            link.wait(0.01)
+
+
+def block(n: int) -> Tree:
+    return {"id": np.array([7, 0, n]), "rows/x": np.full(50, n, np.float32), "first": np.array([n & 1, 0, 1, 1], bool)}
+
+
+def question(n: int, size: int = 400) -> Tree:
+    return {"question": np.array([1, 2, n]), "obs": np.full(size, n % 251, np.uint8)}
+
+
+def number_of(message: Tree) -> int:
+    """Of a block that came; its content is that of its number."""
+    n = int(message["id"][2])
+    for name, x in block(n).items():
+        np.testing.assert_array_equal(message[name], x)
+    return n
+
+
+def answer_to(message: Tree) -> int:
+    n = int(message["answer"][1])
+    assert (message["obs"] == n % 251).all(), n
+    return n
+
+
+class Traffic:
+    """Numbered messages both ways, for as long as it is pumped."""
+
+    def __init__(self, world: World, link: Link, seat: int = 0) -> None:
+        self.link, self.store = link, world.stores[seat]
+        self.out, self.calls, self.inbox = link.outbox("store"), link.outbox("policy"), link.inbox("policy")
+        self.sent = self.asked = 0
+        self.blocks: list[int] = []
+        self.answers: list[int] = []
+
+    def pump(self, most: float = float("inf")) -> None:
+        if self.sent < most and self.out.put(block(self.sent)):
+            self.sent += 1
+        if self.asked < most and self.calls.put(question(self.asked)):
+            self.asked += 1
+        self.link.counters.mine["env_steps"] = self.sent
+        self.link.wait(0.002)
+        while (message := self.store.peek()) is not None:
+            self.blocks.append(number_of(message))
+            self.store.pop()
+        while (message := self.inbox.peek()) is not None:
+            self.answers.append(answer_to(message))
+            self.inbox.pop()
+
+    def check(self) -> None:
+        """All that was sent arrives, once and in order."""
+        deadline = time.monotonic() + 20.0
+        while len(self.blocks) < self.sent or len(self.answers) < self.asked:
+            assert time.monotonic() < deadline, (self.sent, len(self.blocks), self.asked, len(self.answers))
+            self.pump(0)
+        self.pump(0)
+        assert self.blocks == list(range(self.sent))
+        assert self.answers == list(range(self.asked))
+
+
+# How it works.
+
+
+def test_an_actor_is_told_what_to_build_and_reaches_the_nodes_of_the_run(make: Callable[..., World]) -> None:
+    world = make()
+    world.start("answer")
+    link = world.link()
+    welcome = link.connect()
+    assert welcome["assignment"] == {"build": "actor/0", "life": 1}
+    assert (link.seat, link.incarnation, link.reconnects) == ("actor/0", 1, 0)
+    traffic = Traffic(world, link)
+    while traffic.sent < 50:
+        traffic.pump(50)
+    traffic.check()
+    assert link.outbox("store").written == 50
+    metrics, _, connected = world.ask()
+    assert connected == ["actor/0"] and metrics["gate_actors"] == 1 and metrics["gate_refused"] == 0
+    assert metrics["gate_frames_in"] > 100 and metrics["gate_bytes_in"] > 50 * 448 and metrics["gate_bytes_out"] > 45 * 440
+
+
+def test_compressed_messages_arrive(make: Callable[..., World]) -> None:
+    pytest.importorskip("lz4")
+    world = make(size=20_000)
+    world.start("answer")
+    link = world.link(compress=True)
+    link.connect()
+    out, inbox = link.outbox("policy"), link.inbox("policy")
+    rng = np.random.default_rng(0)
+    for i in range(10):
+        obs = rng.integers(0, 256, 20_000).astype(np.uint8) if i % 2 else np.full(20_000, i, np.uint8)
+        assert out.put({"question": np.array([0, 0, i]), "obs": obs})
+        until(inbox.peek, link)
+        answer = inbox.peek()
+        assert answer is not None and not answer["obs"].flags.writeable
+        np.testing.assert_array_equal(answer["obs"], obs)
+        inbox.pop()
+    assert world.ask()[0]["gate_bytes_in"] < 6 * 20_000
+
+
+def test_values_come_whole_and_only_when_they_are_new(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    latest = link.latest("params")
+    assert latest.read(-1, np.float32) is None
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=900_001).astype(np.float32) for _ in range(3)]  # 3.6 MB
+    have = -1
+    for version, value in zip((3, 4, 9), values, strict=True):
+        world.shared.latest.write(version, value)
+        until(lambda have=have: latest.read(have, np.float32), link)
+        found = latest.read(have, np.float32)
+        assert found is not None and found[0] == version
+        np.testing.assert_array_equal(found[1], value)
+        have = version
+        assert latest.read(have, np.float32) is None
+    before = world.ask()[0]["gate_bytes_out"]
+    for _ in range(20):
+        assert latest.read(have, np.float32) is None
+        link.wait(0.01)
+    assert world.ask()[0]["gate_bytes_out"] - before < 10_000
+
+
+def test_orders_and_counts_of_the_run_are_known_to_the_actor(make: Callable[..., World]) -> None:
+    world = make()
+    world.board.row(0)[COUNTS] = 1000
+    link = world.link()
+    link.connect()
+    counters = link.counters
+    assert counters.get("env_steps") == 1000
+    counters.add("env_steps", 5)
+    assert counters.get("env_steps") == 1005
+    until(lambda: world.count(0) == 5, link)
+    until(lambda: counters.counted["env_steps"] == 5, link)
+    assert counters.get("env_steps") == 1005
+    world.board.row(0)[COUNTS] = 2000
+    until(lambda: counters.get("env_steps") == 2005, link)
+    counters.put("env_steps", 2100)
+    assert counters.state()["counts"]["env_steps"] == 2100
+    until(lambda: world.count(0) == 100, link)
+    link.tell({"episode_return": 3.5, "bad": float("nan")})
+    told: dict[str, Any] = {}
+    deadline = time.monotonic() + 5.0
+    while "actor/0" not in told and time.monotonic() < deadline:
+        link.wait(0.02)
+        told |= {name: x for name, x in world.ask()[1].items() if x}
+    assert told == {"actor/0": {"episode_return": 3.5}}
+    for name in ("hold", "stopping"):
+        setattr(world.board, name, True)
+        until(lambda name=name: getattr(link, name), link, 2.0)
+        setattr(world.board, name, False)
+        until(lambda name=name: not getattr(link, name), link, 2.0)
+    assert not counters.stopping and not link.quit
+    world.board.quit = True
+    until(lambda: link.quit, link, 2.0)
+
+
+def test_a_full_ring_stops_the_actor_and_loses_nothing(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    out, sent = link.outbox("store"), 0
+    deadline = time.monotonic() + 0.4
+    while time.monotonic() < deadline:
+        sent += out.put(block(sent))
+        link.wait(0.001)
+    assert sent == 12  # 4 in the ring, and a window of 8
+    assert world.ask()[0]["gate_pending"] == 8
+    assert link.counters is not None and link.connected
+    traffic = Traffic(world, link)
+    traffic.sent = sent
+    while traffic.sent < 40:
+        traffic.pump(40)
+    traffic.asked = 0
+    until(lambda: len(traffic.blocks) == 40 or traffic.pump(0), None)
+    assert traffic.blocks == list(range(40))
+
+
+def test_an_actor_that_leaves_has_brought_all_it_put(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    for n in range(4):
+        assert link.outbox("store").put(block(n))
+    link.counters.add("env_steps", 3)
+    link.close()
+    assert world.stores[0].waiting == 4
+    until(lambda: world.count(0) == 3 and world.ask()[2] == [])
+    assert not any(world.shared.records.words(0, 2))  # the seat is nobody's
+
+
+def block_frame(n: int, number: int | None = None) -> bytes:
+    fill = bytes(BLOCK.nbytes - sum(x.nbytes for x in block(n).values()))
+    return frame(wire.DATA, *block(n).values(), fill, number=n if number is None else number)
+
+
+def test_a_message_that_comes_again_is_dropped_and_a_gap_is_refused(make: Callable[..., World]) -> None:
+    world = make()
+    frames = [hello("actor/0"), *(block_frame(n) for n in (0, 0, 1, 0, 1, 2))]
+    assert say(world.address, frames) == grpc.StatusCode.OK
+    assert say(world.address, [hello("actor/0"), block_frame(3, number=4)]) == grpc.StatusCode.INVALID_ARGUMENT
+    assert [number_of(world.stores[0].peek(i) or {}) for i in range(world.stores[0].waiting)] == [0, 1, 2]
+
+
+def test_what_waits_for_room_goes_before_what_comes_later() -> None:
+    shared = Shared.make()
+    lane, reader = _Lane(shared.seat(0, True).ports[0], 0), Reader(shared.rings(0)[0])
+    for n in range(6):
+        assert lane.take(wire.parse(block_frame(n)))
+    assert reader.waiting == 4 and len(lane.pending) == 2
+    reader.pop()
+    assert lane.take(wire.parse(block_frame(6))) and lane.push()
+    came = [0]
+    while (message := reader.peek()) is not None:
+        came.append(number_of(message))
+        reader.pop()
+        lane.push()
+    assert came == list(range(7))
+    for n in range(7, 7 + 4 + 8):
+        assert lane.take(wire.parse(block_frame(n)))
+    with pytest.raises(wire.Refused, match="more messages than the window allows"):
+        lane.take(wire.parse(block_frame(7 + 4 + 8)))
+    shared.close()
+
+
+def test_what_cannot_be_sent_is_an_error_of_the_actor(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    link.counters.add("env_steps", np.int64(3))  # type: ignore[arg-type]
+    until(lambda: world.count(0) == 3, link)
+    link.counters.mine["env_steps"] = object()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        until(lambda: link.step() and False)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        link.wait(1.0)
+
+
+def test_a_step_is_cheap(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    taken = []
+    for _ in range(2000):
+        began = time.perf_counter()
+        link.step()
+        taken.append(time.perf_counter() - began)
+    assert sorted(taken)[1000] < 100e-6, sorted(taken)[1000]
+
+
+# Seats.
+
+
+def test_the_newest_life_of_a_process_takes_its_seat(make: Callable[..., World]) -> None:
+    world = make()
+    first, second = world.link(), world.link()
+    first.connect()
+    first.counters.add("env_steps", 5)
+    until(lambda: world.count(0) == 5, first)
+    second.connect()
+    assert second.incarnation == 2
+    with pytest.raises(LinkLost, match="another actor has taken the seat"):
+        until(lambda: False, first)
+    second.counters.add("env_steps", 7)
+    until(lambda: world.count(0) == 12, second)
+
+
+def test_a_free_seat_is_given_and_kept_for_an_actor_that_fell_away(make: Callable[..., World]) -> None:
+    world = make(seats=2, owned=False, leave=0.6)
+    first, second = world.link(seat=""), world.link(seat="")
+    first.connect()
+    second.connect()
+    assert {first.seat, second.seat} == {"actor/0", "actor/1"}
+    for seat in ("", "actor/1"):
+        with pytest.raises(LinkLost, match="free; the run has 2"):
+            world.link(seat=seat, patience=0.2).connect()
+    second.close()  # says goodbye
+    third = world.link(seat="", patience=2.0)
+    third.connect()
+    assert (third.seat, third.incarnation) == ("actor/1", 2)
+    # An actor that is killed says nothing: its seat is free after a while.
+    third._closing = True
+    began = time.monotonic()
+    assert third._main is not None
+    third._main.cancel()
+    fourth = world.link(seat="", patience=10.0)
+    with contextlib.suppress(asyncio.CancelledError):
+        third._loop.run_until_complete(third._main)
+    third._up = False  # it says no goodbye later either
+    until(lambda: world.ask()[2] == ["actor/0"], first)
+    assert fourth.connect()["incarnation"] == 3
+    assert time.monotonic() - began > 0.5
+
+
+def test_a_seat_is_free_as_soon_as_its_actor_has_left(make: Callable[..., World]) -> None:
+    """Its goodbye has come, whatever happens to the stream after it: nobody waits until it is given up."""
+    world = make(owned=False)
+    for life in range(1, 16):
+        link = world.link(seat="", patience=3.0)
+        assert link.connect()["incarnation"] == life
+        link.close()
+
+
+def test_a_named_seat_that_is_not_there_is_refused(make: Callable[..., World]) -> None:
+    world = make()
+    with pytest.raises(LinkLost, match="'actor/9' is not free"):
+        world.link(seat="actor/9", patience=0.3).connect()
+
+
+@pytest.mark.parametrize(("module", "name"), [("veldt", "__version__"), ("veldt.runtime.grpc.wire", "PROTOCOL")])
+def test_another_version_is_refused(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    world = make()
+    monkeypatch.setattr(f"{module}.{name}", "99.0")
+    with pytest.raises(UserError, match="install the same on both"):
+        world.link().connect()
+
+
+def test_an_actor_with_other_columns_is_told_so(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    with pytest.raises(UserError, match=r"'rows/x': the run wants <f4 \(50,\), and this actor has <f4 \(51,\)"):
+        link.outbox("store").put(block(0) | {"rows/x": np.zeros(51, np.float32)})
+
+
+def test_numbers_that_are_not_finite_end_the_stream_of_who_sends_them(make: Callable[..., World]) -> None:
+    world = make()
+    link = world.link()
+    link.connect()
+    link.outbox("store").put(block(0) | {"rows/x": np.full(50, np.nan, np.float32)})
+    with pytest.raises(LinkLost, match="'rows/x' has numbers that are not finite"):
+        until(lambda: False, link)
+    assert world.stores[0].waiting == 0
+
+
+def test_patience_ends(tmp_path: Path) -> None:
+    link = Link(f"unix:{tmp_path}/none.sock", patience=0.5)
+    with pytest.raises(LinkLost, match="cannot be reached for"):
+        link.connect()
+    link.close()
+
+
+# Faults.
+
+
+def kills(make: Callable[..., World], count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    world = make()
+    world.start("answer")
+    link = world.link()
+    link.connect()
+    traffic = Traffic(world, link)
+    for _ in range(count):
+        moment = time.monotonic() + rng.uniform(0.0, 0.2)
+        while time.monotonic() < moment:
+            traffic.pump()
+        world.kill_gate()
+        moment = time.monotonic() + rng.uniform(0.0, 0.1)
+        while time.monotonic() < moment:
+            traffic.pump()
+        began, before = time.monotonic(), len(traffic.answers)
+        world.start_gate()
+        until(lambda before=before: traffic.pump() or len(traffic.answers) > before + 8, None, 10.0)
+        assert time.monotonic() - began < 6.0
+    traffic.check()
+    assert link.reconnects >= count and link.incarnation == 1
+    until(lambda: world.count(0) == traffic.sent, link)
+    assert world.count(0) == traffic.sent  # nothing was counted twice
+
+
+def test_a_gate_may_be_killed_at_any_moment(make: Callable[..., World]) -> None:
+    kills(make, 2, seed=0)
+
+
+@pytest.mark.long
+def test_a_gate_may_be_killed_many_times(make: Callable[..., World]) -> None:
+    kills(make, 60, seed=1)
+
+
+def through_proxy(
+    make: Callable[..., World], seed: int = 0, silent: float = SILENT_S
+) -> tuple[World, Process, Link, Traffic]:
+    world = make(silent=silent)
+    world.start("answer")
+    at = f"{world.folder}/run/proxy.sock"
+    proxy = world.start("proxy", at=at, to=world.address.removeprefix("unix:"), seed=seed)
+    link = world.link(f"unix:{at}", silent=silent)
+    link.connect()
+    return world, proxy, link, Traffic(world, link)
+
+
+def pump_for(traffic: Traffic, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        traffic.pump()
+
+
+def heal(proxy: Process, traffic: Traffic) -> float:
+    """Seconds until messages arrive again."""
+    proxy.ask({})
+    began, blocks, answers = time.monotonic(), len(traffic.blocks), len(traffic.answers)
+    until(lambda: traffic.pump() or (len(traffic.blocks) > blocks + 8 and len(traffic.answers) > answers + 8), None)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(300, marks=pytest.mark.long)])
+def test_a_stream_may_be_cut_at_any_moment(make: Callable[..., World], count: int) -> None:
+    world, proxy, link, traffic = through_proxy(make)
+    rng = random.Random(count)
+    for _ in range(count):
+        pump_for(traffic, rng.uniform(0.0, 0.3))
+        proxy.ask({"cut": True})
+    assert heal(proxy, traffic) < 5.0
+    traffic.check()
+    assert link.reconnects > count / 4
+    until(lambda: world.count(0) == traffic.sent, link)
+
+
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(60.0, marks=pytest.mark.long)])
+def test_lost_chunks_and_delay(make: Callable[..., World], seconds: float) -> None:
+    _, proxy, link, traffic = through_proxy(make)
+    proxy.ask({"loss": 0.05})
+    pump_for(traffic, seconds)
+    assert heal(proxy, traffic) < 5.0
+    assert link.reconnects > 0
+    before = link.reconnects
+    proxy.ask({"delay": 0.5})
+    sent = traffic.sent
+    pump_for(traffic, seconds)
+    assert traffic.sent > sent and link.reconnects == before  # half a second is no reason to give up
+    proxy.ask({"loss": 0.05, "delay": 0.1})
+    pump_for(traffic, seconds)
+    assert heal(proxy, traffic) < 5.0
+    traffic.check()
+
+
+def test_a_black_hole_is_noticed_and_left(make: Callable[..., World]) -> None:
+    world, proxy, link, traffic = through_proxy(make, silent=1.0)
+    pump_for(traffic, 0.2)
+    proxy.ask({"hole": True})
+    pump_for(traffic, 1.5)
+    assert not link.connected and world.ask()[2] == []  # both sides gave up
+    assert heal(proxy, traffic) < 5.0
+    traffic.check()
+    assert link.incarnation == 1
+
+
+def test_an_actor_that_was_busy_for_long_loses_nothing(make: Callable[..., World]) -> None:
+    world = make(silent=1.0)
+    world.start("answer")
+    link = world.link(silent=1.0)
+    link.connect()
+    traffic = Traffic(world, link)
+    pump_for(traffic, 0.1)
+    time.sleep(1.2)
+    pump_for(traffic, 0.1)
+    traffic.check()
+
+
+# Who gets in, and what malformed bytes do.
+
+
+def rss(process: Process) -> int:
+    return int(psutil.Process(process.process.pid).memory_info().rss)
+
+
+def raw(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(5.0)
+    connection.connect(address.removeprefix("unix:"))
+    return connection
+
+
+def say(address: str, frames: list[bytes], token: str = "", seconds: float = 5.0) -> grpc.StatusCode:
+    """Sends frames over a stream of its own, and returns how it ended."""
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        metadata = [("authorization", token)] if token else []
+        call = channel.stream_stream("/veldt/actor")(iter(frames), timeout=seconds, metadata=metadata)
+        with contextlib.suppress(grpc.RpcError):
+            for _ in call:
+                pass
+        code: grpc.StatusCode = call.code()
+        return code
+
+
+def hello(seat: str = "actor/1") -> bytes:
+    told = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": secrets.token_hex(16), "seat": seat}
+    return frame(wire.HELLO, json.dumps(told).encode())
+
+
+def mutated(rng: random.Random) -> bytes:
+    """A frame that is valid but for a few changes, half of them with a checksum that matches."""
+    kind = rng.choice([wire.DATA] * 4 + list(wire.KINDS))
+    tree = block(0) if rng.random() < 0.5 else question(0)
+    payload = b"".join(x.tobytes() for x in tree.values()) if rng.random() < 0.7 else rng.randbytes(rng.randrange(300))
+    if kind in (wire.TOLD, wire.HELLO):
+        told = {
+            "counts": [rng.choice([0, -1, 1 << 63, "x", None]) for _ in range(5)],
+            "metrics": {"a": rng.choice([1, "x", {}])},
+        }
+        payload = json.dumps(told).encode()
+    data = bytearray(
+        frame(
+            kind,
+            payload,
+            channel=rng.choice([0, 0, 1, 1, 2, 255]),
+            format_=rng.choice([0, 0, 1, 255]),
+            flags=rng.choice([0, 0, 0, 1, 2]),
+            number=rng.choice([0, 0, 0, 1, 5, (1 << 64) - 1]),
+            ack=rng.choice([0, 0, 1, (1 << 64) - 1]),
+        )
+    )
+    for _ in range(rng.randrange(4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    if rng.random() < 0.2:
+        data = data[: rng.randrange(len(data))]
+    if rng.random() < 0.5 and len(data) >= 4:
+        data[:4] = zlib.crc32(data[4:]).to_bytes(4, "little")
+    return bytes(data)
+
+
+def attack(told: dict[str, Any]) -> None:
+    """All that somebody without manners may do to the gate."""
+    address, rng = told["doors"][0]["address"], random.Random(0)
+    print("up", flush=True)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    slow = [raw(address) for _ in range(told["slow"])]  # some half open, some that send a byte now and then
+    codes: dict[str, int] = {}
+    for i in range(told["noise"] // 10_000):
+        with contextlib.suppress(OSError), raw(address) as connection:
+            connection.sendall((preface if i % 2 else b"") + rng.randbytes(10_000))
+            connection.recv(100)
+    for i in range(told["frames"]):
+        if i % 20 == 0:
+            for k, connection in enumerate(slow[::2]):
+                with contextlib.suppress(OSError):
+                    connection.send(preface[i // 20 % len(preface) :][:1] if k else b"x")
+        code = say(address, ([] if rng.random() < 0.1 else [hello()]) + [mutated(rng) for _ in range(rng.randrange(1, 4))])
+        codes[code.name] = codes.get(code.name, 0) + 1
+    for size in (1 << 18, 1 << 22, 1 << 25):
+        code = say(address, [hello(), frame(wire.DATA, bytes(size))])
+        codes[code.name] = codes.get(code.name, 0) + 1
+    for connection in slow:
+        connection.close()
+    print(json.dumps(codes), flush=True)
+
+
+def attacked(make: Callable[..., World], noise: int, frames: int, slow: int) -> None:
+    world = make(seats=2)
+    world.start("answer")
+    link = world.link()
+    link.connect()
+    traffic = Traffic(world, link)
+    pump_for(traffic, 0.5)
+    say(world.address, [hello(), b"nonsense"])  # what is allocated once is there before it is measured
+    before, pid = rss(world.gate), world.gate.process.pid
+    attacker = world.start("attack", noise=noise, frames=frames, slow=slow)
+    taken: list[float] = []
+    assert attacker.process.stdout is not None
+    while not select.select([attacker.process.stdout], [], [], 0)[0]:
+        answers, began = len(traffic.answers), time.perf_counter()
+        until(lambda answers=answers: traffic.pump() or len(traffic.answers) > answers, None)
+        taken.append(time.perf_counter() - began)
+    codes = json.loads(attacker.line())
+    traffic.check()
+    grown = rss(world.gate) - before
+    metrics = world.ask()[0]
+    p50, p99 = np.percentile(taken, [50, 99])
+    print(f"p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms, {grown / 1e6:.1f} MB", codes)
+    assert world.gate.process.poll() is None and world.gate.process.pid == pid
+    assert link.reconnects == 0, "others were reached"
+    assert grown < 20e6, grown
+    assert codes["INVALID_ARGUMENT"] > frames / 2
+    assert codes.get("RESOURCE_EXHAUSTED", 0) >= 3, codes
+    assert metrics["gate_refused"] >= codes["INVALID_ARGUMENT"]
+    assert p99 < 1.0
+    assert world.board.row(4)[COUNTS] in range(-1, 2)
+    assert world.gate.log.read_text().count("\n") < 20, world.log()
+
+
+def test_malformed_bytes_reach_nobody(make: Callable[..., World]) -> None:
+    attacked(make, noise=100_000, frames=100, slow=40)
+
+
+@pytest.mark.long
+def test_many_malformed_bytes_reach_nobody(make: Callable[..., World]) -> None:
+    attacked(make, noise=1_000_000, frames=10_000, slow=100)
+
+
+def test_a_stream_without_hello_is_closed(make: Callable[..., World]) -> None:
+    world = make(greet=0.5)
+    stop = threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        stop.wait(20.0)
+        yield from ()
+
+    with grpc.insecure_channel(world.address) as channel:
+        call = channel.stream_stream("/veldt/actor")(silence(), timeout=15.0)
+        began = time.monotonic()
+        assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        assert call.details() == "no hello" and 0.4 < time.monotonic() - began < 3.0
+        stop.set()
+
+
+class Canary:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_nothing_is_ever_unpickled(make: Callable[..., World], tmp_path: Path) -> None:
+    world, marker = make(seats=2), tmp_path / "marker"
+    poison = pickle.dumps(Canary(marker))
+    for kind in wire.KINDS:
+        for greeting in ([], [hello()]):
+            bad = frame(kind, poison)
+            assert say(world.address, [*greeting, bad, bad], seconds=2.0) != grpc.StatusCode.DEADLINE_EXCEEDED
+    with raw(world.address) as connection:
+        connection.sendall(poison)
+    link = world.link()
+    link.connect()  # the gate is as it was
+    assert not marker.exists()
+    pickle.loads(poison)
+    until(marker.exists)  # and the canary is a good one
+
+
+TOKEN = "a-token-of-some-length-0123456789"
+
+
+@pytest.fixture(scope="module")
+def secrets_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two certificates with their keys, and a token."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("secrets")
+    for name in ("run", "other"):
+        command = (
+            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {name}.key -out {name}.crt"
+        )
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-days", "2"]
+        subprocess.run(command.split() + names, cwd=folder, check=True, capture_output=True, timeout=30)
+    (folder / "token").touch(0o600)
+    (folder / "token").write_text(TOKEN + "\n")
+    return folder
+
+
+def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., World], secrets_of: Path) -> None:
+    certificate, key = str(secrets_of / "run.crt"), str(secrets_of / "run.key")
+    doors = [{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "tls": [certificate, key]}]
+    world = make(token=str(secrets_of / "token"), doors=doors)
+    plain, tls = world.addresses
+    ca, other = (secrets_of / "run.crt").read_bytes(), (secrets_of / "other.crt").read_bytes()
+    for token in ("", "Bearer", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"bearer {TOKEN}", f"Bearer  {TOKEN}"):
+        assert say(plain, [hello("actor/0")], token) == grpc.StatusCode.UNAUTHENTICATED, token
+    for address, kwargs in ((plain, {}), (tls, {"ca": ca})):
+        with pytest.raises(UserError, match="token is wrong or missing"):
+            world.link(address, token="x" * 32, **kwargs).connect()
+    for address, kwargs in ((tls, {"ca": other}), (tls, {}), (plain, {"ca": ca})):
+        with pytest.raises(LinkLost, match="cannot be reached"):
+            world.link(address, token=TOKEN, patience=0.3, **kwargs).connect()
+    assert world.ask()[0]["gate_frames_in"] == 0  # not one of their frames was read
+    world.start("answer")
+    for address, kwargs in ((plain, {}), (tls, {"ca": ca})):
+        link = world.link(address, token=TOKEN, **kwargs)
+        link.connect()
+        out, inbox = link.outbox("policy"), link.inbox("policy")
+        out.put(question(5))
+        until(inbox.peek, link)
+        link.close()
+    shown = world.log()
+    assert "handshake" not in shown.lower()  # gRPC itself is quiet
+    for process in world.processes:
+        shown += Path(f"/proc/{process.process.pid}/cmdline").read_text()
+        shown += Path(f"/proc/{process.process.pid}/environ").read_text()
+    assert TOKEN not in shown
+
+
+@pytest.mark.parametrize(
+    ("door", "token", "says"),
+    [
+        (Door("0.0.0.0:0"), "", "without a token"),
+        (Door("127.0.0.1:0"), "", "without a token"),
+        (Door("127.0.0.1:0"), "short", "A token is at least"),
+        (Door("0.0.0.0:0"), TOKEN, "without TLS"),
+        (Door("[::]:0"), TOKEN, "without TLS"),
+        (Door("example.com:80"), TOKEN, "without TLS"),
+        (Door("127.0.0.1.example.com:80"), TOKEN, "without TLS"),
+        (Door("127.0.0.1:0", certificate=b"x"), TOKEN, "both a certificate and its key"),
+        (Door("127.0.0.1"), TOKEN, "is no address"),
+        (Door("unix:relative"), "", "absolute"),
+        (Door("unix:/" + "x" * 107), "", "at most 107 bytes"),
+    ],
+)
+def test_a_gate_that_anyone_could_enter_does_not_open(door: Door, token: str, says: str) -> None:
+    shared = Shared.make()
+    with pytest.raises(UserError, match=says):
+        Gate([], [door], shared.board, token=token)
+    shared.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "says"),
+    [("10.0.0.1:80", "", "with a token"), ("10.0.0.1:80", TOKEN, "needs TLS"), ("nowhere", TOKEN, "is no address")],
+)
+def test_an_actor_gives_its_token_to_no_stranger(address: str, token: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Link(address, token=token)
+
+
+def test_the_folder_of_a_socket_is_nobody_elses(tmp_path: Path) -> None:
+    shared = Shared.make()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    (tmp_path / "file").mkdir(0o700)
+    (tmp_path / "file" / "g.sock").write_text("precious")
+    for folder, says in (("open", "yours alone"), ("file", "is no socket")):
+        gate = Gate([], [Door(f"unix:{tmp_path}/{folder}/g.sock")], shared.board)
+        with pytest.raises(UserError, match=says):
+            gate.start()
+        gate.loop.close()
+    gate = Gate([], [Door(f"unix:{tmp_path}/new/folder/g.sock")], shared.board)
+    gate.start()
+    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
+    gate.close()
+    assert (tmp_path / "file" / "g.sock").read_text() == "precious"
+    shared.close()
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(UserError, match="cannot be read"):
+        read_token(path)
+    path.write_text(TOKEN + "\n")
+    path.chmod(0o640)
+    with pytest.raises(UserError, match="chmod 600"):
+        read_token(path)
+    path.chmod(0o600)
+    assert read_token(path) == TOKEN
+    path.write_text("short")
+    with pytest.raises(UserError, match="at least 16"):
+        read_token(path)
+
+
+def test_neither_torch_nor_numba_is_loaded() -> None:
+    code = "import sys, veldt.runtime.grpc.link; print(*{'torch', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.strip() == ""
+
+
+if __name__ == "__main__":
+    {"gate": gate, "answer": answer, "proxy": proxy, "attack": attack}[sys.argv[1]](json.loads(sys.argv[2]))
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(40, marks=pytest.mark.long)])
+def test_the_end_of_a_run_reaches_actors_that_are_sending(tmp_path: Path, rounds: int) -> None:
+    """A connection that is closed while the other end still sends takes with it what was not read there."""
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    for i in range(rounds):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        world = World(folder, seats=4, size=300_000, token=str(token), doors=[{"address": "127.0.0.1:0"}])
+        try:
+            world.start("answer")
+            links = [world.link(world.addresses[0], f"actor/{k}", token=TOKEN) for k in range(world.seats)]
+            for link in links:
+                link.connect()
+            sent, ends = [0] * len(links), time.monotonic() + 0.2
+            while not all(link.quit for link in links):
+                world.board.quit = time.monotonic() > ends
+                assert time.monotonic() < ends + 5.0, [link._why for link in links if not link.quit]
+                for k, link in enumerate(links):
+                    if not link.quit:
+                        sent[k] += link.outbox("policy").put(question(sent[k], 300_000))
+                    while link.inbox("policy").peek() is not None:
+                        link.inbox("policy").pop()
+                    link.step()
+            assert min(sent) > 0
+        finally:
+            world.close()

@@ -1,0 +1,212 @@
+"""Frames: what was sent is what is read, and what was changed on its way is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from veldt.errors import UserError
+from veldt.records.tree import Tree
+from veldt.runtime.grpc import wire
+from veldt.runtime.grpc.wire import DATA, HEAD, HEADER, HELLO, KINDS, LZ4, Columns, Formats, Refused, frame, parse
+from veldt.runtime.shm import Format
+
+examples = int(os.environ.get("VELDT_EXAMPLES", "1"))
+DTYPES = ("|b1", "|u1", "|i1", "<i4", "<i8", "<u2", "<f2", "<f4", "<f8")
+columns = st.lists(
+    st.tuples(
+        st.text(min_size=1, max_size=8),
+        st.sampled_from(DTYPES),
+        st.lists(st.integers(0, 4), max_size=3).map(tuple),
+    ),
+    max_size=5,
+    unique_by=lambda column: column[0],
+)
+
+
+def fill(format_: Format, seed: int) -> Tree:
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.integers(0, 2, shape)).astype(dtype) for name, dtype, shape in format_.columns}
+
+
+BLOCK = Format([("id", "<i8", (3,)), ("x", "<f4", (20, 2)), ("first", "|b1", (20,)), ("pixels", "|u1", (2, 400))])
+
+
+@settings(max_examples=100 * examples)
+@given(columns, st.integers(0, 2**32), st.booleans(), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_a_message_comes_as_it_was_sent(parts: Any, seed: int, compress: bool, number: int, ack: int) -> None:
+    format_ = Format(parts)
+    formats, tree = Formats([BLOCK, format_]), fill(format_, seed)
+    which, flags, payload = formats.pack(dict(reversed(tree.items())), compress)
+    data = frame(DATA, *payload, channel=7, format_=which, flags=flags, number=number, ack=ack)
+    came = parse(data)
+    assert came[:6] == (DATA, 7, which, flags, number, ack)
+    found = Formats([BLOCK, format_]).unpack(came)
+    assert list(found) == list(tree)
+    for name, x in tree.items():
+        assert found[name].dtype == x.dtype and not found[name].flags.writeable
+        np.testing.assert_array_equal(found[name], x)
+
+
+@settings(max_examples=300 * examples)
+@given(st.data(), st.sampled_from(KINDS), st.booleans())
+def test_no_changed_frame_is_taken(data: Any, kind: int, compress: bool) -> None:
+    formats = Formats([BLOCK])
+    which, flags, payload = formats.pack(fill(BLOCK, 1), compress)
+    good = frame(kind, *payload, channel=1, format_=which, flags=flags, number=5, ack=3)
+    bad = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(bad) - 1))
+        how = data.draw(st.sampled_from(("flip", "cut", "add", "swap")))
+        if how == "flip":
+            bad[at] ^= 1 << data.draw(st.integers(0, 7))
+        elif how == "cut":
+            del bad[at : at + data.draw(st.integers(1, 40))]
+        elif how == "add":
+            bad[at:at] = data.draw(st.binary(min_size=1, max_size=40))
+        else:
+            bad[at:] = bad[at:][::-1]
+        if not bad:
+            break
+    if bad == good:
+        return
+    with pytest.raises(Refused):
+        formats.unpack(parse(bytes(bad)))
+
+
+@settings(max_examples=200 * examples)
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(noise: bytes) -> None:
+    with pytest.raises(Refused):
+        parse(noise)
+
+
+@settings(max_examples=200 * examples)
+@given(st.binary(max_size=2000), st.integers(0, 3), st.integers(0, 255))
+def test_a_payload_with_the_right_checksum_is_still_checked(noise: bytes, flags: int, format_: int) -> None:
+    """Whoever sends it may compute checksums too."""
+    assume(len(noise) != BLOCK.nbytes)
+    head = HEAD.pack(DATA, 0, format_, flags, 0, 0)
+    data = struct.pack("<I", zlib.crc32(head + noise)) + head + noise
+    with pytest.raises(Refused):
+        Formats([BLOCK]).unpack(parse(data))
+
+
+def message(tree: Tree, formats: Formats | None = None) -> Tree:
+    formats = formats or Formats([BLOCK])
+    which, flags, payload = Formats([BLOCK], finite=False).pack(tree)
+    return formats.unpack(parse(frame(DATA, *payload, format_=which, flags=flags)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_floats_that_are_not_finite_are_refused_where_they_are_checked(value: float) -> None:
+    tree = fill(BLOCK, 0)
+    tree["x"][3, 1] = value
+    with pytest.raises(Refused, match="'x' has numbers that are not finite"):
+        message(tree)
+    assert message(tree, Formats([BLOCK], finite=False))["x"][3, 1] != 0.5
+
+
+def test_booleans_that_are_none_are_refused() -> None:
+    tree = fill(BLOCK, 0)
+    tree["first"].view(np.uint8)[7] = 2
+    with pytest.raises(Refused, match="'first' has booleans"):
+        message(tree)
+
+
+def test_a_compressed_message_that_is_larger_or_smaller_than_its_format_is_refused() -> None:
+    block = pytest.importorskip("lz4.block")
+    formats = Formats([BLOCK])
+    size = BLOCK.nbytes
+    for nbytes in (0, 1, size - 1, size + 1, 1 << 24):
+        payload = block.compress(bytes(nbytes), store_size=False)
+        with pytest.raises(Refused):
+            formats.unpack(parse(frame(DATA, payload, flags=LZ4)))
+    assert formats.unpack(parse(frame(DATA, block.compress(bytes(size), store_size=False), flags=LZ4)))
+
+
+def test_without_lz4_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4.block", None)
+    with pytest.raises(UserError, match=r"veldt\[lz4\]"):
+        wire.check_compression()
+    with pytest.raises(Refused, match="not installed"):
+        Formats([BLOCK]).unpack(parse(frame(DATA, b"abc", flags=LZ4)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"x": np.zeros((20, 3), np.float32)}, r"'x': the run wants <f4 \(20, 2\), and this actor has <f4 \(20, 3\)"),
+        ({"x": np.zeros((20, 2))}, r"'x': the run wants <f4 \(20, 2\), and this actor has <f8 \(20, 2\)"),
+        ({"extra": np.zeros(1)}, r"'extra': the run wants nothing, and this actor has <f8 \(1,\)"),
+        ({"first": None}, r"'first': the run wants \|b1 \(20,\), and this actor has nothing"),
+    ],
+)
+def test_a_tree_that_does_not_fit_is_told_which_column(change: dict[str, Any], says: str) -> None:
+    tree = {name: x for name, x in (fill(BLOCK, 0) | change).items() if x is not None}
+    other = Format([("question", "<i8", (3,))])
+    with pytest.raises(UserError, match=says):
+        Formats([other, BLOCK]).pack(tree)
+
+
+@pytest.mark.parametrize(
+    "column", [("x", "|O", (2,)), ("x", "<U4", ()), ("x", ">f4", (1,)), ("x", "<M8[s]", ()), ("x", "|u1", (1 << 31,))]
+)
+def test_only_plain_numbers_of_a_bounded_size_have_a_format(column: Any) -> None:
+    with pytest.raises(Refused, match="cannot be sent"):
+        Columns(Format([column]))
+
+
+@pytest.mark.parametrize("told", [3, [[3]], [[["x", "nonsense", [1]]]], [[["x", "<f4", ["y"]]]], [[["x", "<f4", [-1]]]]])
+def test_what_describes_no_format_is_refused(told: Any) -> None:
+    with pytest.raises(Refused):
+        Formats(wire.described(told))
+
+
+def test_formats_are_described() -> None:
+    told = json.loads(json.dumps(wire.describe([BLOCK, Format([])])))
+    assert [f.columns for f in wire.described(told)] == [BLOCK.columns, []]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[1]", b"nonsense", b"[" * 100_000, b"\xff", b'{"a": 1' + b"0" * 5000 + b"}", b'"' + b"x" * (1 << 18)]
+)
+def test_json_that_is_none_is_refused(text: bytes) -> None:
+    with pytest.raises(Refused):
+        wire.load_json(memoryview(text))
+
+
+@pytest.mark.parametrize("counts", [None, 3, [1], ["1"] * 5, [True] * 5, [1 << 60] * 5, [0.5] * 5])
+def test_counts_that_are_none_are_refused(counts: Any) -> None:
+    with pytest.raises(Refused):
+        wire.told_counts({"counts": counts})
+
+
+@pytest.mark.parametrize("metrics", [3, {"a": "b"}, {"a": float("nan")}, {"a": 1e301}, {"x" * 200: 1.0}, {"a": [1]}])
+def test_metrics_that_are_none_are_refused(metrics: Any) -> None:
+    with pytest.raises(Refused):
+        wire.told_metrics({"metrics": metrics})
+    assert wire.told_metrics({"metrics": {"a": 1, "b": 0.5}}) == {"a": 1.0, "b": 0.5}
+    with pytest.raises(Refused):
+        wire.told_metrics({"metrics": {str(i): 0.0 for i in range(10_000)}})
+
+
+def test_versions_may_be_negative() -> None:
+    for version in (-1, 0, 5, -(1 << 62), 1 << 62):
+        assert wire.signed(parse(frame(HELLO, number=version)).number) == version
+
+
+def test_the_header_is_as_documented() -> None:
+    assert HEADER.size == 24 and HEADER.size == HEAD.size + 4
+    assert (
+        frame(DATA, b"abc", channel=1, format_=2, flags=1, number=3, ack=4)[4:] == HEAD.pack(DATA, 1, 2, 1, 3, 4) + b"abc"
+    )

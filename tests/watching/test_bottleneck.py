@@ -1,0 +1,239 @@
+"""The sentence that names the bottleneck: from lines made by hand, and from runs that have one built in."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+import veldt
+from veldt.envs.small import Chain
+from veldt.watching.bottleneck import bottleneck
+from veldt.watching.rates import Rates
+
+LINE: dict[str, Any] = {
+    "env_steps": 10_000,
+    "learner_steps": 500,
+    "learner_steps_per_s": 100.0,
+    "store_items": 9_000,
+    "store_min_size": 1_000,
+    "samples_per_insert": 4.0,
+    "replay_ratio": 2.0,  # of the whole run, which began with filling the store
+    "inserted_per_s": 1_000.0,
+    "sampled_per_s": 3_950.0,
+    "actors": 2,
+    "cores": 4,
+    "queue": 16,
+    "cpu/all": 2.0,
+    "busy/learner": 0.9,
+    "busy/actor": 0.9,
+    "busy/env": 0.6,
+    "busy/policy": 0.3,
+    "wait/actor": 0.05,
+    "wait/learner": 0.05,
+    "queue_fill": 0.1,
+    "refusing": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"store_items": 300, "learner_steps_per_s": 0.0}, ["filling", "300 of the 1,000"]),
+        (
+            {"wait/learner": 0.62},
+            ["learner waits 62 %", "60 % of theirs in environments", "add --actors (now 2)", "(now 4)"],
+        ),
+        (
+            {"wait/learner": 0.62, "busy/env": 0.1, "busy/policy": 0.8},
+            ["learner waits 62 %", "80 % of theirs in their network"],
+        ),
+        ({"wait/learner": 0.62, "cpu/all": 3.9}, ["learner waits 62 %", "all 4 cores are busy"]),
+        ({"wait/actor": 0.7, "refusing": 0.9, "busy/learner": 0.97}, ["learner is the bottleneck", "97 %", "wait 70 %"]),
+        ({"wait/actor": 0.7, "queue_fill": 0.95}, ["queue to the store is the bottleneck", "70 %", "--queue (now 16)"]),
+        ({"inserted_per_s": 100.0, "sampled_per_s": 130.0}, ["learner is the bottleneck", "1.3 times where 4"]),
+        ({"wait/actor": 0.4, "wait/learner": 0.45, "refusing": 0.5}, ["by turns (40 % and 45 %", "actor.block"]),
+        ({"cpu/all": 3.9}, ["Nobody waits", "all 4 cores"]),
+        ({}, ["balance"]),
+    ],
+)
+def test_what_a_line_tells(changes: dict[str, Any], words: list[str]) -> None:
+    sentence = bottleneck(LINE | changes)
+    assert all(word in sentence for word in words), sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+
+
+CENTRAL = LINE | {"wait/learner": 0.6, "wait/inference": 0.02, "wait/actor": 0.7, "inference_batch": 7.6, "envs": 16}
+SHARED = "waits 60 % of its time for data; "
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["inference is the bottleneck, busy 98 %", "(8 of 16 environments at once)", "--central.device cuda"]),
+        (
+            {"inference_device": "cpu"},
+            ["inference is the bottleneck", "a smaller network, or a GPU with --central.device cuda."],
+        ),
+        ({"inference_device": "cuda"}, ["inference is the bottleneck", "larger batches, or a smaller network."]),
+        ({"wait/inference": 0.7, "wait/actor": 0.02}, ["60 % of theirs in environments: add --actors (now 2)"]),
+        ({"wait/inference": 0.5, "wait/actor": 0.4}, ["wait for each other (40 % and 50 %", "--central.groups"]),
+        ({"wait/inference": 0.5, "cpu/all": 3.9}, ["all 4 cores are busy: faster environments or more cores"]),
+    ],
+)
+def test_what_a_line_tells_where_one_process_acts_for_all(changes: dict[str, Any], words: list[str]) -> None:
+    sentence = bottleneck(CENTRAL | changes)
+    assert all(word in sentence for word in (SHARED, *words)), sentence
+
+
+def test_with_central_inference_the_learner_may_still_be_what_all_wait_for() -> None:
+    sentence = bottleneck(CENTRAL | {"wait/learner": 0.0, "wait/actor": 0.7, "wait/inference": 0.6, "refusing": 0.9})
+    assert "learner is the bottleneck" in sentence
+
+
+def test_without_samples_per_insert_it_is_not_offered() -> None:
+    assert "samples_per_insert" not in bottleneck(LINE | {"samples_per_insert": 0.0, "wait/learner": 0.5})
+
+
+def test_one_thread() -> None:
+    alone = {name: x for name, x in LINE.items() if not name.startswith(("wait/", "cpu/"))}
+    assert "the learner takes 90 %" in bottleneck(alone, one_thread=True)
+    assert "environments take 95 %" in bottleneck(alone | {"busy/learner": 0.02, "busy/env": 0.95}, one_thread=True)
+    assert bottleneck({"env_steps": 0}, one_thread=True) == ""
+    assert bottleneck(alone) == "", "processes have not told"
+
+
+class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes 4 ms a step without using a core."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.004)
+        return self.env.step(action)
+
+
+def sleepy() -> gym.Env[Any, Any]:
+    return Sleepy(gym.wrappers.TimeLimit(Chain(), 50))
+
+
+def quick() -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(Chain(), 50)
+
+
+COMMON: dict[str, Any] = {
+    "actors": 2,
+    "envs_per_actor": 4,
+    "actor.block": 16,
+    "algorithm.hidden": (32,),
+    "algorithm.n": 3,
+    "store.capacity": "20_000",
+    "store.min_size": 100,
+    "learner.batch": 32,
+    "learner.prefetch": 1,
+    "eval.every": 0,
+    "checkpoint.every": 0,
+    "log.every": 0.4,
+}
+LARGE = {"algorithm.hidden": (1024, 1024)}
+# What is built in: the environment, settings, and what the sentence must say.
+BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "slow environments": (sleepy, {"steps": 2_000}, ["learner waits", "in environments", "add --actors"]),
+    "slow learner": (
+        quick,
+        LARGE | {"steps": 4_000, "learner.batch": 256, "store.samples_per_insert": 32.0},
+        ["learner is the bottleneck", "the actors wait"],
+    ),
+    "tiny queue": (
+        quick,
+        {"steps": 60_000, "queue": 2, "envs_per_actor": 16, "learner.batch": 4096, "store.samples_per_insert": 0.0},
+        ["queue to the store is the bottleneck", "raise --queue (now 2)"],
+    ),
+    "slow network of the actors": (
+        quick,
+        LARGE | {"steps": 14_000, "envs_per_actor": 1, "store.samples_per_insert": 0.5},
+        ["learner waits", "in their network"],
+    ),
+}
+
+
+def check_lines(lines: list[dict[str, Any]]) -> None:
+    """Of every line: rates are not negative, shares are shares, and no more cores are used than there are."""
+    for line in lines:
+        assert all(x >= 0 for name, x in line.items() if name.endswith("_per_s")), line
+        assert all(-1e-6 <= x <= 1.05 for name, x in line.items() if name.startswith(("busy/", "wait/"))), line
+        assert line.get("cpu/all", 0) <= line.get("cores", 0) + 1, line
+
+
+@pytest.mark.parametrize("case", BUILT_IN)
+def test_the_bottleneck_that_is_built_in_is_named(case: str, tmp_path: Path) -> None:
+    env, settings, words = BUILT_IN[case]
+    run = veldt.train("apex-dqn", env=env, run=tmp_path / "r", quiet=True, **COMMON | settings)
+    # Lines after the first updates, but for the last one: then all stand still.
+    check_lines(run.metrics)
+    lines = [line for line in run.metrics if line.get("bottleneck") and line.get("learner_steps", 0) > 0][1:-1]
+    told = Counter(all(word in line["bottleneck"] for word in words) for line in lines)
+    assert len(lines) >= 3 and told[True] >= 0.7 * len(lines), [line["bottleneck"] for line in lines]
+
+
+def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
+    run = veldt.train(
+        "apex-dqn", env="CartPole-v1", run=tmp_path / "r", quiet=True, **COMMON | {"steps": 40_000, "log.every": 0.1}
+    )
+    check_lines(run.metrics)
+    # Lines come faster than processes report: their rates must not be those of several lines taken for one.
+    both = [line for line in run.metrics[2:-1] if "inserted_per_s" in line]
+    ratios = [line["inserted_per_s"] / line["env_steps_per_s"] for line in both if line["env_steps_per_s"]]
+    assert len(ratios) >= 3 and 0.7 < sorted(ratios)[len(ratios) // 2] < 1.3, ratios
+    line: dict[str, Any] = {}
+    for more in run.metrics[:-1]:
+        line |= more
+    for name in ("env_steps", "learner_steps", "blocks", "bytes", "inserted", "sampled", "published"):
+        assert line[f"{name}_per_s"] > 0, name
+    for name in ("busy/env", "busy/policy", "busy/actor", "busy/learner", "busy/sample", "wait/actor", "wait/learner"):
+        assert 0 <= line[name] <= 1, (name, line[name])
+    assert line["busy/env"] + line["busy/policy"] == pytest.approx(line["busy/actor"])
+    assert 0 < line["cpu/learner"] < 2 and 0 < line["cpu/actor"] < 2 and line["cpu/all"] > line["cpu/learner"]
+    assert line["lag_updates"] >= 0 and line["lag_s"] >= 0 and 0 <= line["queue_fill"] <= 1 and 0 <= line["refusing"] <= 1
+    assert line["restarts"] == 0 and line["actors"] == 2 and line["envs"] == 8 and line["queue"] == 16
+    # A block of CartPole has 16 fresh steps of items, so blocks and items come at the same rate but for a factor.
+    assert line["inserted_per_s"] / line["blocks_per_s"] == pytest.approx(16, rel=0.2)
+
+
+def test_a_balanced_run_and_one_that_is_resumed_blame_nobody(tmp_path: Path) -> None:
+    """The store was filled before the first update, and all stood still while it was loaded again."""
+    settings = COMMON | {"store.samples_per_insert": 0.5, "store.min_size": 2_000, "log.every": 0.3}
+    veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 15_000})
+    run = veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 60_000})
+    check_lines(run.metrics)
+    told = [line["bottleneck"] for line in run.metrics if "bottleneck" in line]
+    assert told and not any("learner is the bottleneck" in sentence for sentence in told), told
+
+
+def test_where_one_process_acts_and_learns_the_largest_part_is_named(tmp_path: Path) -> None:
+    settings = {"steps": 4_000, "envs_per_actor": 4, "store.min_size": 100, "eval.every": 0, "log.every": 0.2}
+    run = veldt.train("dqn", env=quick, run=tmp_path / "r", quiet=True, **{"runtime": "local", **settings})
+    check_lines(run.metrics)
+    assert "the learner takes" in [line["bottleneck"] for line in run.metrics if "bottleneck" in line][-1]
+
+
+def test_a_rate_is_over_the_time_in_which_its_count_was_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("veldt.watching.rates.time.monotonic", lambda: now)
+    rates = Rates(1.0)
+    rates.begin({"env_steps": 0}, [])
+    now = 101.0
+    assert rates.of({"env_steps": 50, "published": 7}, [])["env_steps_per_s"] == 50
+    now = 102.0
+    assert "published_per_s" not in rates.of({"env_steps": 150}, [])
+    now = 103.0
+    found = rates.of({"env_steps": 150, "published": 27}, [])
+    assert found["env_steps_per_s"] == 0 and found["published_per_s"] == 10
+    now = 104.0
+    assert "published_per_s" not in rates.of({"published": 2}, []), "its process began anew"
+    now = 104.5
+    assert rates.of({"published": 3}, [])["published_per_s"] == 2
+    now = 105.0
+    assert rates.of({"published": 4}, [])["published_per_s"] == 2, "a line that came too soon is no new beginning"

@@ -1,0 +1,175 @@
+"""Recorder: a policy that wraps a policy, and folds the steps and actions that pass through it into blocks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+
+import numpy as np
+
+from veldt.acting.policy import Policy
+from veldt.algorithms.base import Algorithm
+from veldt.records.block import Block, BlockId, Schema, window_items
+from veldt.records.tree import Array, Tree, read_only
+from veldt.storing.replay import Store
+
+
+class Recorder:
+    """Where inference is, there the recording is. The environments of a group move in lockstep, so do their blocks.
+
+    When the store says "not now", finished blocks wait here and `send` says "not now" to the actor.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        store: Store,
+        algorithm: Algorithm,
+        schema: Schema,
+        actor: int = 0,
+        incarnation: int = 0,
+        max_age: float = float("inf"),  # seconds before a block is sent short
+        first_priorities: str = "acted",  # or "largest"
+        later: bool = False,  # answers are recorded when `record` is called; steps must stay as they are until then
+    ) -> None:
+        self.policy, self.store, self.algorithm, self.schema = policy, store, algorithm, schema
+        self.actor, self.incarnation, self.max_age = actor, incarnation, max_age
+        self.acted, self.later = first_priorities == "acted", later
+        self.sequence = 0
+        self.finished: deque[tuple[Block, Array | None]] = deque()
+        self._steps: dict[int, Tree] = {}
+        self._tapes: dict[int, Tape] = {}
+        self._answered: list[tuple[int, Tree, Tree]] = []  # not yet recorded
+
+    @property
+    def due(self) -> float:
+        """When the policy will answer what it was asked, at the latest."""
+        due: float = getattr(self.policy, "due", math.inf)
+        return due
+
+    def send(self, group: int, step: Tree) -> bool:
+        if not self._insert() or not self.policy.send(group, step):
+            return False
+        self._steps[group] = step
+        return True
+
+    def recv(self, group: int) -> Tree | None:
+        out = self.policy.recv(group)
+        if out is not None:
+            self._answered.append((group, self._steps.pop(group), out))
+            if not self.later:
+                self.record()
+        return out
+
+    def record(self) -> None:
+        """Records what was answered since the last time."""
+        for group, step, out in self._answered:
+            self._record(group, step, out)
+        self._answered.clear()
+
+    def flush(self, group: int) -> bool:
+        self.record()
+        tape = self._tapes.get(group)
+        if tape is not None:
+            while (steps := tape.end - self.schema.window.before) > 0:  # may be more than one block's
+                self._emit(tape, self.schema.fresh)
+                tape.drop(min(steps, self.schema.fresh))
+            tape.clear()
+        return self._insert() and self.policy.flush(group)
+
+    def reset(self, group: int) -> None:
+        self.record()
+        self._steps.pop(group, None)
+        self._tapes.pop(group, None)
+        self.policy.reset(group)
+
+    def _record(self, group: int, step: Tree, out: Tree) -> None:
+        if group not in self._tapes:
+            self._tapes[group] = Tape(self.schema, len(step["first"]))
+        tape = self._tapes[group]
+        tape.append(step, out)
+        if tape.end == self.schema.rows:
+            self._emit(tape, self.schema.fresh)
+            tape.drop(self.schema.fresh)
+        elif time.monotonic() - tape.began > self.max_age:
+            window = self.schema.window
+            fresh = (tape.end - window.before - window.after) // window.stride * window.stride
+            if fresh > 0:
+                self._emit(tape, fresh)
+                tape.drop(fresh)
+
+    def _emit(self, tape: Tape, fresh: int) -> None:
+        """Makes one block for each environment, of its first `fresh` steps and their context."""
+        window = self.schema.window
+        rows = {name: array.copy() for name, array in tape.rows.items()}
+        states = slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)
+        starts = {name: array[:, states].copy() for name, array in tape.states.items()}
+        columns = self.schema.layout.columns(rows)
+        items = window_items(columns["valid"], columns["last"], window, self.schema.fresh)
+        items[:, fresh // window.stride :] = False
+        priorities = self.algorithm.priority(columns, self.schema) if self.acted else None
+        if priorities is not None and not np.isfinite(priorities).all():
+            priorities = None  # the values overflowed while acting: the learner is about to tell
+        items.flags.writeable = False
+        read_only(rows), read_only(starts)
+        for lane in range(len(items)):
+            if not items[lane].any():
+                continue
+            block = Block(
+                BlockId(self.actor, self.incarnation, self.sequence),
+                self.schema,
+                {name: array[lane] for name, array in rows.items()},
+                {name: array[lane] for name, array in starts.items()},
+                items[lane],
+            )
+            self.sequence += 1
+            self.finished.append((block, None if priorities is None else priorities[lane]))
+
+    def _insert(self) -> bool:
+        while self.finished:
+            if not self.store.insert(*self.finished[0]):
+                return False
+            self.finished.popleft()
+        return True
+
+    def state(self) -> dict[str, int]:
+        """A checkpoint is taken after a flush: nothing is left here but the numbering."""
+        return {"sequence": self.sequence}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        self.sequence = int(state["sequence"])
+
+
+class Tape:
+    """The rows of the block that is being written, for n environments: storages [n, R]."""
+
+    def __init__(self, schema: Schema, n: int) -> None:
+        self.schema = schema
+        self.rows = schema.layout.zeros(n, schema.rows)
+        self.states = schema.start_layout.zeros(n, schema.rows)
+        self._columns = schema.layout.columns(self.rows)
+        self._both = [*self._columns.items(), *schema.start_layout.columns(self.states).items()]
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a stream: the context before its first step is padding."""
+        for array in (*self.rows.values(), *self.states.values()):
+            array[...] = np.zeros((), array.dtype)
+        self.end = self.schema.window.before
+        self.began = time.monotonic()
+
+    def append(self, step: Tree, out: Tree) -> None:
+        end, row = self.end, step | out
+        for name, column in self._both:
+            column[:, end] = row[name]
+        self.end += 1
+
+    def drop(self, fresh: int) -> None:
+        """The first `fresh` steps are in a block; the rows that the next block needs as context move to the start."""
+        keep = self.end - fresh
+        for array in (*self.rows.values(), *self.states.values()):
+            array[:, :keep] = array[:, fresh : self.end].copy()
+        self._columns["valid"][:, keep:] = False
+        self.end = keep
+        self.began = time.monotonic()

@@ -1,0 +1,339 @@
+"""Checkpoints: safetensors files and a JSON manifest with their hashes; nothing in them can be executed.
+
+    checkpoints/
+      000003/            manifest.json   what belongs to this checkpoint, with sha256, and all state that is not an array
+                         weights.safetensors   the network's weights by name
+                         state.safetensors     target, optimizer, priorities, counters, ...
+      blocks/            store-000000000000.safetensors ...   each block of the store once, shared by all checkpoints
+      latest             link to the newest
+
+A checkpoint is written aside, synced and renamed: it is there as a whole or not at all. Its cost does not grow with the
+store: only the blocks that are new since the last one are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from veldt.errors import UserError
+from veldt.experiment.memory import format_bytes
+from veldt.records.tree import Tree
+from veldt.runtime.base import Nodes
+
+log = logging.getLogger("veldt")
+FORMAT = 1
+MANIFEST_HAS = {"number": int, "nodes": dict, "learner": str, "blocks": dict, "files": dict}
+RETRIES = 10
+CHUNK = 64 * 2**20  # bytes of blocks that are copied and written at a time
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+
+
+class Corrupt(Exception):
+    """A file is missing, cut short, or not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def number(self) -> int:
+        return int(self.manifest["number"])
+
+    def weights(self) -> Tree:
+        return load_file(self.path / WEIGHTS)
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, directory: Path, keep: int = 2) -> None:
+        self.directory, self.keep = directory, keep
+        self.blocks = directory / "blocks"
+        self._saved: dict[str, list[dict[str, Any]]] = {}  # store -> its block files that may still be wanted
+        self._sound: dict[str, bool] = {}  # block files that were verified
+        self._new: list[Path] = []  # block files of the checkpoint that is being written
+
+    def save(self, number: int, nodes: Nodes, info: dict[str, Any]) -> bool:
+        """Writes a checkpoint. If the disk has no room for it, says so, keeps the last one, and returns False."""
+        aside, final = self.directory / f".aside-{number:06d}", self.directory / f"{number:06d}"
+        try:
+            self.blocks.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            files = self._save_blocks(nodes)
+            self._save_state(aside, nodes, {"format": FORMAT, "number": number, **info, "blocks": files})
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(aside, final)
+        except (OSError, SafetensorError) as error:
+            log.error("checkpoint %d could not be written (%s); training goes on, the last good one stays", number, error)
+            shutil.rmtree(aside, ignore_errors=True)
+            for part in (*self.blocks.glob(".aside-*"), *self._new):
+                part.unlink(missing_ok=True)
+            return False
+        # It is there. What follows makes it easier to find and frees disk space; the next one can do that as well.
+        self._saved = files
+        for tidy, what in ((_sync, self.directory), (self._point_to, final), (self._prune, final)):
+            try:
+                tidy(what)
+            except OSError as error:
+                log.warning("checkpoint %d is written, but not tidied up after (%s)", number, error)
+        return True
+
+    def weights(self) -> Tree | None:
+        """The weights of the newest checkpoint that verifies, also while a trainer writes and deletes beside us."""
+        for _ in range(RETRIES):
+            before = self._paths()
+            try:
+                checkpoint = self.load(blocks=False)
+                return None if checkpoint is None else checkpoint.weights()
+            except (UserError, FileNotFoundError):
+                if self._paths() == before:
+                    raise
+        raise UserError(f"{self.directory} changes faster than it can be read; try again.")
+
+    def load(self, blocks: bool = True) -> Checkpoint | None:
+        """The newest checkpoint that verifies, with its block files or without; None if there is none at all."""
+        worst: list[str] = []
+        damaged: Checkpoint | None = None
+        for path in self._paths():
+            try:
+                checkpoint = self._verify(path)
+                files = self._files(checkpoint.manifest) if blocks else ()
+                bad = [file["file"] for file in files if not self._is_sound(file)]
+            except Corrupt as error:
+                log.warning("checkpoint %s is not used: %s", path.name, error)
+                worst.append(f"{path.name}: {error}")
+                continue
+            if not bad:
+                return checkpoint
+            log.warning("checkpoint %s is not whole: %s damaged", path.name, ", ".join(bad))
+            damaged = damaged or checkpoint
+        if damaged is None and worst:
+            raise UserError(
+                f"No checkpoint in {self.directory} can be read ({'; '.join(worst)}); delete that directory to start anew."
+            )
+        return damaged
+
+    def restore(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
+        """Brings a running program to the state of a checkpoint."""
+        state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in checkpoint.manifest["nodes"].items()}
+        for key, array in load_file(checkpoint.path / STATE).items():
+            node, _, name = key.partition(":")
+            state[node][name] = array
+        for name, array in checkpoint.weights().items():
+            state[checkpoint.manifest["learner"]][f"weights/{name}"] = array
+        nodes.load_state(state)
+        for name, store in nodes.stores().items():
+            for file in checkpoint.manifest["blocks"][name]:
+                if self._is_sound(file):
+                    store.load_blocks(file["first"], load_file(self.blocks / file["file"]))
+                else:
+                    lost = store.drop_blocks(file["first"], file["stop"])
+                    log.error("%s is damaged: %d items of %s are lost", file["file"], lost, name)
+            for first, stop in _gaps(checkpoint.manifest["blocks"][name], store.oldest, store.next):
+                store.drop_blocks(first, stop)
+        self._saved = checkpoint.manifest["blocks"]
+
+    def _save_blocks(self, nodes: Nodes) -> dict[str, list[dict[str, Any]]]:
+        """Writes the blocks that no earlier checkpoint has, and lists all files that hold a block of the stores."""
+        files: dict[str, list[dict[str, Any]]] = {}
+        self._new = []
+        for name, store in nodes.stores().items():
+            files[name] = [file for file in self._saved.get(name, []) if file["stop"] > store.oldest]
+            since = max(files[name][-1]["stop"] if files[name] else 0, store.oldest)
+            most = max(1, CHUNK // store.schema.nbytes)
+            for start in range(since, store.next, most):
+                first, stop, arrays = store.blocks(start, most)
+                if first >= stop:  # gone before they could be copied
+                    continue
+                file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
+                aside = self.blocks / f".aside-{file['file']}"
+                file |= _write(aside, arrays)
+                self._new.append(self.blocks / file["file"])
+                os.rename(aside, self._new[-1])
+                self._sound[file["file"]] = True
+                files[name].append(file)
+        _sync(self.blocks)
+        return files
+
+    def _save_state(self, path: Path, nodes: Nodes, manifest: dict[str, Any]) -> None:
+        weights: Tree = {}
+        arrays: Tree = {}
+        manifest["nodes"] = {}
+        for node, state in nodes.state().items():
+            manifest["nodes"][node] = {}
+            for name, value in state.items():
+                if not isinstance(value, np.ndarray):
+                    manifest["nodes"][node][name] = value
+                elif name.startswith("weights/"):
+                    manifest["learner"] = node
+                    weights[name.removeprefix("weights/")] = value
+                else:
+                    arrays[f"{node}:{name}"] = value
+        manifest["files"] = {name: _write(path / name, x) for name, x in ((WEIGHTS, weights), (STATE, arrays))}
+        body = json.dumps(manifest)
+        with open(path / MANIFEST, "w") as file:
+            file.write(f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(path)
+
+    def _verify(self, path: Path) -> Checkpoint:
+        manifest = self._manifest(path)
+        for name, expected in manifest["files"].items():
+            if _fingerprint(path / name) != expected:
+                raise Corrupt(f"{name} is not what was written")
+        return Checkpoint(path, manifest)
+
+    @staticmethod
+    def _manifest(path: Path) -> dict[str, Any]:
+        try:
+            body, digest, end = (path / MANIFEST).read_text("utf-8").split("\n")
+        except (OSError, ValueError) as error:
+            raise Corrupt(f"its manifest cannot be read ({error})") from None
+        if end or hashlib.sha256(body.encode()).hexdigest() != digest:
+            raise Corrupt("its manifest was changed")
+        try:
+            manifest = json.loads(body)
+        except (ValueError, RecursionError):
+            manifest = None
+        if not isinstance(manifest, dict):
+            raise Corrupt("its manifest is no JSON object")
+        if manifest.get("format") != FORMAT:
+            raise Corrupt(f"it has format {manifest.get('format')}, this Veldt reads format {FORMAT}")
+        if not all(isinstance(manifest.get(name), kind) for name, kind in MANIFEST_HAS.items()):
+            raise Corrupt("its manifest lacks what every one has")
+        return manifest
+
+    def _is_sound(self, file: dict[str, Any]) -> bool:
+        name = file["file"]
+        if name not in self._sound and Path(name).name != name:  # never follow a path out of the directory
+            self._sound[name] = False
+        if name not in self._sound:
+            found = _fingerprint(self.blocks / name)
+            self._sound[name] = found == {"sha256": file["sha256"], "bytes": file["bytes"]}
+        return self._sound[name]
+
+    def _paths(self) -> list[Path]:
+        """Newest first."""
+        return sorted((p for p in self.directory.glob("[0-9]*") if p.is_dir()), reverse=True)
+
+    @staticmethod
+    def _files(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for files in manifest["blocks"].values():
+            yield from files
+
+    def _point_to(self, path: Path) -> None:
+        aside = self.directory / ".aside-latest"
+        aside.unlink(missing_ok=True)
+        aside.symlink_to(path.name)
+        try:
+            os.rename(aside, self.directory / "latest")
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _prune(self, newest: Path) -> None:
+        """Deletes all but the newest checkpoints, then the block files that none of those needs.
+
+        Checkpoints after this one are damaged, or it would have gone on from them: they are the first to go.
+        """
+        paths = self._paths()
+        for path in [p for p in paths if p.name > newest.name]:
+            shutil.rmtree(path, ignore_errors=True)
+            paths.remove(path)
+        for path in paths[self.keep :]:
+            shutil.rmtree(path, ignore_errors=True)
+        wanted = set()
+        for path in paths[: self.keep]:
+            try:
+                wanted |= {file["file"] for file in self._files(self._manifest(path))}
+            except Corrupt:
+                return  # what a damaged checkpoint needs is unknown: delete nothing
+        for path in self.blocks.glob("*.safetensors"):
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Removes what a killed writer left behind. For whoever holds the run directory, and no one else."""
+        for path in (*self.directory.glob(".aside-*"), *self.blocks.glob(".aside-*")):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The blocks of oldest ... stop - 1 that no file has: they went while the checkpoint was written."""
+    at = oldest
+    for file in files:
+        if file["first"] > at:
+            yield at, min(stop, file["first"])
+        at = max(at, file["stop"])
+    if at < stop:
+        yield at, stop
+
+
+def _write(path: Path, arrays: Tree) -> dict[str, Any]:
+    """Writes and syncs a safetensors file; returns its fingerprint."""
+    need = int(1.2 * sum(x.nbytes for x in arrays.values())) + 65536
+    free = shutil.disk_usage(path.parent).free
+    if free < need:
+        raise OSError(f"{format_bytes(need)} are needed in {path.parent}, {format_bytes(free)} are free")
+    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    fingerprint = _fingerprint(path)
+    if fingerprint is None:
+        raise OSError(f"{path} cannot be read back")
+    return fingerprint
+
+
+def _fingerprint(path: Path) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"sha256": digest, "bytes": file.tell()}
+    except OSError:
+        return None
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Holds a run directory; a second process that wants it gets a clear error. The lock dies with its holder."""
+    import fcntl
+
+    with open(directory / ".lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                f"{directory} is in use by process {file.read().strip() or '?'}; stop it, or choose another directory."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,168 @@
+"""What a stochastic policy draws its actions from: categories (Discrete, MultiDiscrete) or a Gaussian (Box).
+
+A distribution is given by its `size` parameters, which a network puts out and a recorder keeps: those that the action was
+drawn from. `normalize` makes them comparable: log probabilities, or means and log standard deviations.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+
+from veldt.errors import UserError
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, Spec, Tree, spec
+
+
+class Distribution(Protocol):
+    size: int  # parameters, P
+    encoded: int  # width of an action as a network's input, E
+    taken: str  # the column that says what was drawn
+    extras: Spec  # that column, unless it is the action itself
+
+    def normalize(self, raw: Tensor) -> Tensor: ...  # a network's output [..., P] -> parameters [..., P]
+    def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree: ...  # [n, P] -> columns [n]
+    def log_prob(self, parameters: Tensor, taken: Tensor) -> Tensor: ...  # [...]
+    def entropy(self, parameters: Tensor) -> Tensor: ...  # [...]
+    def kl(self, parameters: Tensor, other: Tensor) -> Tensor: ...  # [...], KL(parameters || other)
+    def encode(self, taken: Tensor) -> Tensor: ...  # [...] -> [..., E]
+
+
+class Categories:
+    """One or several independent choices: parameters are the log probabilities of each, side by side."""
+
+    taken = "action"
+
+    def __init__(self, choices: Array, shape: tuple[int, ...]) -> None:
+        self.choices, self.shape = [int(n) for n in choices.ravel()], shape
+        self.size = self.encoded = sum(self.choices)
+        self.extras: Spec = {}
+        self._edges = np.cumsum([0, *self.choices])
+
+    def normalize(self, raw: Tensor) -> Tensor:
+        if len(self.choices) == 1:
+            return F.log_softmax(raw, -1)
+        return torch.cat([F.log_softmax(part, -1) for part in torch.split(raw, self.choices, -1)], -1)
+
+    def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
+        """With probability explore[i] environment i draws, and takes what is likeliest otherwise."""
+        n = len(parameters)
+        random = rng.random((n, 1 + len(self.choices)))
+        action = _draw(np.ascontiguousarray(parameters), random, explore, self._edges)
+        return {"action": action.reshape(n, *self.shape)}
+
+    def log_prob(self, parameters: Tensor, taken: Tensor) -> Tensor:
+        return parameters.gather(-1, self._index(taken)).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return -(parameters.exp() * parameters).sum(-1)
+
+    def kl(self, parameters: Tensor, other: Tensor) -> Tensor:
+        return (parameters.exp() * (parameters - other)).sum(-1)
+
+    def encode(self, taken: Tensor) -> Tensor:
+        """One-hot, side by side."""
+        index = self._index(taken)
+        return torch.zeros(*index.shape[:-1], self.size, device=index.device).scatter_(-1, index, 1.0)
+
+    def _index(self, taken: Tensor) -> Tensor:
+        """Where the choices' parameters lie: [..., number of choices]."""
+        leading = taken.shape[: taken.ndim - len(self.shape)]
+        flat = taken.reshape(*leading, len(self.choices)).long()
+        if len(self.choices) == 1:
+            return flat
+        return flat + torch.from_numpy(self._edges[:-1]).to(flat.device)
+
+
+@numba.njit("i8[:,::1](f4[:,::1], f8[:,::1], f8[:], i8[::1])", cache=True)
+def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
+    """Choices [n, k] by inversion, from log probabilities and 1 + k random numbers each."""
+    n, k = len(log_p), len(edges) - 1
+    action = np.zeros((n, k), np.int64)
+    for i in range(n):
+        for j in range(k):
+            first, count = edges[j], edges[j + 1] - edges[j]
+            best, total = 0, np.exp(np.float64(log_p[i, first]))
+            for a in range(1, count):
+                total += np.exp(np.float64(log_p[i, first + a]))
+                if log_p[i, first + a] > log_p[i, first + best]:
+                    best = a
+            action[i, j] = best
+            if random[i, 0] < explore[i]:
+                left = random[i, 1 + j] * total
+                for a in range(count):
+                    left -= np.exp(np.float64(log_p[i, first + a]))
+                    if left < 0:
+                        action[i, j] = a
+                        break
+    return action
+
+
+LOG_2PI = math.log(2 * math.pi)
+LEAST, MOST = -5.0, 1.0  # of a log standard deviation
+
+
+class Gaussian:
+    """Independent normal distributions, where half of an action's range is 1: parameters are means, then log deviations.
+
+    What was drawn is recorded as `drawn`; the action is that, brought into the environment's bounds.
+    """
+
+    taken = "drawn"
+
+    def __init__(self, space: spaces.Box) -> None:
+        low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
+        bounded = np.isfinite(low) & np.isfinite(high)
+        self.low, self.high, self.shape = low, high, space.shape
+        self.center = np.where(bounded, np.where(bounded, low, 0) / 2 + np.where(bounded, high, 0) / 2, 0.0)
+        self.radius = np.where(bounded, np.where(bounded, high, 0) / 2 - np.where(bounded, low, 0) / 2, 1.0)
+        self.encoded = len(low)
+        self.size = 2 * self.encoded
+        self.extras: Spec = {"drawn": spec((self.encoded,), np.float32)}
+
+    def normalize(self, raw: Tensor) -> Tensor:
+        """Bounds are approached smoothly: beyond a hard one there would be no gradient that leads back."""
+        mean, log_std = raw.chunk(2, -1)
+        bound = torch.where(log_std > 0, MOST, -LEAST)
+        return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
+
+    def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
+        """With probability explore[i] environment i draws, and takes the mean otherwise."""
+        mean, log_std = np.split(parameters.astype(np.float64), 2, axis=-1)
+        noise = rng.standard_normal(mean.shape) * (rng.random(len(mean)) < explore)[:, None]
+        drawn = (mean + np.exp(log_std) * noise).astype(np.float32)
+        action = np.clip(self.center + self.radius * drawn, self.low, self.high).astype(np.float32)
+        return {"action": action.reshape(len(action), *self.shape), "drawn": drawn}
+
+    def log_prob(self, parameters: Tensor, taken: Tensor) -> Tensor:
+        mean, log_std = parameters.chunk(2, -1)
+        return (-0.5 * ((taken - mean) * (-log_std).exp()).square() - log_std - 0.5 * LOG_2PI).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return (parameters.chunk(2, -1)[1] + 0.5 * (1 + LOG_2PI)).sum(-1)
+
+    def kl(self, parameters: Tensor, other: Tensor) -> Tensor:
+        (mean, log_std), (mean2, log_std2) = parameters.chunk(2, -1), other.chunk(2, -1)
+        spread = (2 * (log_std - log_std2)).exp() + ((mean - mean2) * (-log_std2).exp()).square()
+        return (log_std2 - log_std + 0.5 * (spread - 1)).sum(-1)
+
+    def encode(self, taken: Tensor) -> Tensor:
+        return taken.clamp(-1, 1)
+
+
+def distribution_for(env: EnvSpec, who: str) -> Distribution:
+    space = env.action_space
+    if isinstance(space, spaces.Discrete):
+        return Categories(np.array([space.n]), ())
+    if isinstance(space, spaces.MultiDiscrete):
+        return Categories(np.asarray(space.nvec), space.nvec.shape)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space)
+    raise UserError(f"{who} needs Discrete, MultiDiscrete or Box actions of floats, but {env.name} has {space}.")

@@ -1,0 +1,99 @@
+"""Weights: one flat vector of a network, and the service that hands the newest around."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from veldt.errors import UserError
+from veldt.records.tree import Array
+
+
+class Weights(NamedTuple):
+    version: int  # learner steps
+    vector: Array  # float32 [size]
+
+
+class Params(Protocol):
+    def publish(self, weights: Weights) -> None: ...
+    def pull(self, have: int) -> Weights | None: ...
+
+
+class LatestParams:
+    """Keeps the newest weights; `pull(have)` is None when those are what one has."""
+
+    def __init__(self) -> None:
+        self.weights: Weights | None = None
+
+    def publish(self, weights: Weights) -> None:
+        vector = weights.vector.copy()
+        vector.flags.writeable = False
+        self.weights = Weights(weights.version, vector)
+
+    def pull(self, have: int) -> Weights | None:
+        # Not "newer than": a learner that was killed goes on from its last checkpoint, with an older version.
+        if self.weights is None or self.weights.version == have:
+            return None
+        return self.weights
+
+
+def flatten(net: nn.Module) -> Tensor:
+    """Moves the parameters and the float buffers of a network into one vector, and makes them views of it.
+
+    Then copying, publishing, clipping and optimizing are one operation on one tensor. Parameters come first, in the order
+    of `named_parameters`, so that each submodule's are a contiguous slice.
+    """
+    tensors: list[Tensor] = list(net.parameters())
+    tensors += [b for b in net.buffers() if b.is_floating_point()]
+    assert tensors, "a network without parameters"
+    assert all(t.dtype == torch.float32 for t in tensors), {t.dtype for t in tensors}
+    vector = torch.empty(sum(t.numel() for t in tensors), device=tensors[0].device)
+    at = 0
+    for tensor in tensors:
+        view = vector[at : at + tensor.numel()].view(tensor.shape)
+        view.copy_(tensor.detach())
+        tensor.data = view
+        at += tensor.numel()
+    return vector
+
+
+def flatten_gradients(net: nn.Module) -> Tensor:
+    """One vector that holds the gradient of every parameter; backward adds to it in place."""
+    parameters = list(net.parameters())
+    vector = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
+    at = 0
+    for parameter in parameters:
+        parameter.grad = vector[at : at + parameter.numel()].view(parameter.shape)
+        at += parameter.numel()
+    return vector
+
+
+def group_slice(net: nn.Module, prefix: str) -> slice:
+    """Where the parameters whose names start with `prefix` lie in the vector."""
+    at, start, stop = 0, None, 0
+    for name, parameter in net.named_parameters():
+        if name.startswith(prefix):
+            start = at if start is None else start
+            stop = at + parameter.numel()
+        at += parameter.numel()
+    assert start is not None, f"no parameter is named {prefix!r}..."
+    return slice(start, stop)
+
+
+def export(net: nn.Module) -> dict[str, Array]:
+    """Parameters and buffers by name, on the host; on a CPU they are the network's own memory."""
+    return {name: t.detach().cpu().numpy() for name, t in net.state_dict().items()}
+
+
+def restore(net: nn.Module, state: dict[str, Any]) -> None:
+    """Puts exported weights back, in place."""
+    ours = net.state_dict()
+    wrong = [name for name, x in ours.items() if name not in state or np.shape(state[name]) != tuple(x.shape)]
+    if wrong:
+        raise UserError(f"The saved weights are those of another network: {wrong[0]} is missing or has another shape.")
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            tensor.copy_(torch.from_numpy(np.asarray(state[name])))

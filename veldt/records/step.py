@@ -1,0 +1,63 @@
+"""The step record, and the time alignment that everything else relies on.
+
+A step is a flat dict of arrays. The same dict with more leading axes is an unroll `[T]` or a batch `[B, T]`.
+
+    from the env      obs       what the agent sees at t (for pixels: one new frame, never the stack)
+                      reward    received on ARRIVING at t (0 where first)
+                      discount  0 where t is terminal, else 1        (truncation: last=True, discount=1)
+                      first     t begins an episode
+                      last      t ends one; the action at t is ignored
+                      valid     False: padding, or an observation that left its space; never trained on
+    from the policy   action    taken AT t
+                      ...       what the algorithm records beside it (q, log-prob, recurrent state)
+
+So the transition t -> t+1 is (obs[t], action[t], reward[t+1], discount[t+1], obs[t+1]). An episode of k actions is k+1
+records: its final observation is an ordinary record, and truncation needs no special case. This is what Gymnasium's
+NEXT_STEP autoreset emits. Time is shifted once, in the loss, in words.
+
+A Box observation is the column `obs`; a Dict observation is one column `obs/key` for each key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from veldt.records.tree import ArraySpec, Spec, spec
+
+REWARD = spec((), np.float32)
+FLAG = spec((), np.bool_)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an algorithm may know of an environment."""
+
+    name: str
+    observation: Spec  # column -> one observation; {"obs": ...} or {"obs/key": ...}
+    action: ArraySpec
+    action_space: spaces.Space[Any]  # of one environment
+
+    @property
+    def step(self) -> Spec:
+        """The columns that come from the environment."""
+        return {
+            **self.observation,
+            "reward": REWARD,
+            "discount": REWARD,
+            "first": FLAG,
+            "last": FLAG,
+            "valid": FLAG,
+        }
+
+    @property
+    def n_actions(self) -> int:
+        assert isinstance(self.action_space, spaces.Discrete), self.action_space
+        return int(self.action_space.n)
+
+
+def is_observation(column: str) -> bool:
+    return column == "obs" or column.startswith("obs/")

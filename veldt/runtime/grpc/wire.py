@@ -1,0 +1,275 @@
+"""Frames: what an actor that shares no memory with the run and the run's gate say to each other.
+
+A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they lie in shared
+memory (`shm.Format`), so that a gate copies them in one piece; formats travel once, from the run to the actor, and no frame
+describes itself. What is wrong with a frame is found before anything of it is kept: its length, its kind, its checksum,
+booleans that are neither 0 nor 1, floats that are not finite. Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from veldt.counters import NAMES
+from veldt.errors import UserError
+from veldt.records.tree import Array, Tree
+from veldt.runtime.shm import ALIGN, Bytes, Format
+
+PROTOCOL = 2
+HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: all that the checksum covers but the payload
+HEADER = struct.Struct("<IBBBBQQ")  # the checksum first
+HELLO, WELCOME, DATA, ACK, BEAT, WANT, VALUE, TOLD, BYE, END = KINDS = range(1, 11)
+LZ4 = 1  # flag: the payload is compressed
+STATUS = struct.Struct(f"<B{2 * len(NAMES)}q")  # flags; counts of the run; those among them that are this session's
+STOPPING, HOLD, QUIT = 1, 2, 4
+PART = struct.Struct("<QQ")  # offset of this part of a value, and bytes of the whole
+PART_BYTES = 1 << 20
+JSON_BYTES = 1 << 17  # what an actor may tell at once
+MOST_METRICS = 256
+SMALL = 512  # bytes; less than that is not worth compressing
+MOST_BYTES = 1 << 30  # of a message
+_U64 = (1 << 64) - 1
+
+
+class Refused(ValueError):
+    """A frame that is not what it should be; the reason in a few words."""
+
+
+class Frame(NamedTuple):
+    kind: int
+    channel: int
+    format: int
+    flags: int
+    number: int
+    ack: int
+    payload: memoryview
+
+
+def frame(
+    kind: int, *parts: Any, channel: int = 0, format_: int = 0, flags: int = 0, number: int = 0, ack: int = 0
+) -> bytes:
+    """The bytes of a frame; its payload is the given buffers, one after the other."""
+    number &= _U64
+    crc = zlib.crc32(HEAD.pack(kind, channel, format_, flags, number, ack))
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join((HEADER.pack(crc, kind, channel, format_, flags, number, ack), *parts))
+
+
+def parse(data: bytes) -> Frame:
+    if len(data) < HEADER.size:
+        raise Refused("a frame is too short")
+    view = memoryview(data)
+    crc, kind, channel, format_, flags, number, ack = HEADER.unpack_from(data)
+    if kind not in KINDS or flags & ~LZ4:
+        raise Refused("a frame is of no known kind")
+    if zlib.crc32(view[4:]) != crc:
+        raise Refused("a frame does not match its checksum")
+    return Frame(kind, channel, format_, flags, number, ack, view[HEADER.size :])
+
+
+def signed(number: int) -> int:
+    """A version as it was before it went into a header."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+class Columns:
+    """How the arrays of one format lie in a payload."""
+
+    def __init__(self, format_: Format, finite: bool = True) -> None:
+        self.format = format_
+        self._fill: list[tuple[str, bytes]] = []  # what follows each array
+        self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
+        self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin and end of neighbours: one look for all
+        ends = [*format_.offsets[1:], format_.nbytes]
+        for (name, code, shape), begin, after in zip(format_.columns, format_.offsets, ends, strict=False):
+            dtype = np.dtype(code)
+            known = dtype.kind in "biuf" and dtype.itemsize <= ALIGN and dtype.newbyteorder("<") == dtype
+            if not known or min(shape, default=0) < 0 or after > MOST_BYTES:
+                raise Refused(f"{name!r} cannot be sent as {code} {shape}")
+            end = begin + dtype.itemsize * math.prod(shape)
+            self._fill.append((name, bytes(after - end)))
+            self._parts.append((name, dtype, shape, begin))
+            if dtype.kind == "b" or (dtype.kind == "f" and finite):
+                if self._checks and self._checks[-1][0] == dtype and begin - self._checks[-1][2] < ALIGN:
+                    begin = self._checks.pop()[1]
+                self._checks.append((dtype, begin, end))
+
+    def pack(self, tree: Tree) -> list[Any]:
+        parts: list[Any] = []
+        for name, fill in self._fill:
+            x = tree[name]
+            parts.append(x if x.flags.c_contiguous else np.ascontiguousarray(x))
+            if fill:
+                parts.append(fill)
+        return parts
+
+    def check(self, payload: Bytes) -> None:
+        if len(payload) != self.format.nbytes:
+            raise Refused(f"a message of {self.format.nbytes} bytes came with {len(payload)}")
+        for dtype, begin, end in self._checks:
+            if not _is_sound(payload, dtype, begin, end):
+                self._refuse(self.views(payload), dtype.kind)
+                raise Refused("there is something between the arrays of a message")
+
+    def views(self, payload: Bytes) -> Tree:
+        """Of the payload, read-only."""
+        return {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at in self._parts}
+
+    def _refuse(self, tree: Tree, kind: str) -> None:
+        for name, x in tree.items():
+            if kind == x.dtype.kind == "b" and (x.view(np.uint8) > 1).any():
+                raise Refused(f"{name!r} has booleans that are neither 0 nor 1")
+            if kind == x.dtype.kind == "f" and not np.isfinite(x).all():
+                raise Refused(f"{name!r} has numbers that are not finite")
+
+
+def _is_sound(payload: Bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
+    """Whether all booleans are 0 or 1, or all floats finite."""
+    if dtype.kind == "b":
+        return not bytes(payload[begin:end]).translate(None, b"\0\1")
+    x: Array = np.ndarray(((end - begin) // dtype.itemsize,), dtype, payload, begin)
+    return b"\0" not in np.isfinite(x).tobytes()
+
+
+class Formats:
+    """The formats that the messages of one direction of a channel may have."""
+
+    def __init__(self, formats: Sequence[Format], finite: bool = True) -> None:
+        assert len(formats) < 256, len(formats)
+        self._columns = [Columns(format_, finite) for format_ in formats]
+        self._known: dict[Any, int] = {}  # what a tree looks like -> its format
+        self.largest = max((c.format.nbytes for c in self._columns), default=0)
+
+    def pack(self, tree: Tree, compress: bool = False) -> tuple[int, int, list[Any]]:
+        """(format, flags, payload in parts)"""
+        key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = self._find(tree)
+        parts = self._columns[number].pack(tree)
+        if compress and self._columns[number].format.nbytes > SMALL:
+            raw = b"".join(parts)
+            small = _lz4().compress(raw, store_size=False)
+            if len(small) < len(raw):
+                return number, LZ4, [small]
+        return number, 0, parts
+
+    def check(self, came: Frame) -> tuple[Format, Bytes]:
+        """The format of a message and its bytes, which are sound."""
+        if came.format >= len(self._columns):
+            raise Refused("a message has no known format")
+        columns = self._columns[came.format]
+        payload: Bytes = came.payload
+        if came.flags & LZ4:
+            payload = _decompress(came.payload, columns.format.nbytes)
+        columns.check(payload)
+        return columns.format, payload
+
+    def unpack(self, came: Frame) -> Tree:
+        _, payload = self.check(came)
+        return self._columns[came.format].views(payload)
+
+    def number(self, format_: Format) -> int:
+        """Which of these formats it is."""
+        found = self._known.get(format_)
+        if found is None:
+            found = [c.format.columns for c in self._columns].index(format_.columns)
+            self._known[format_] = found
+        return found
+
+    def _find(self, tree: Tree) -> int:
+        """The format of a tree, whose columns may stand in any order."""
+        found = {name: (x.dtype.str, x.shape) for name, x in tree.items()}
+        wanted = [{name: (dtype, shape) for name, dtype, shape in c.format.columns} for c in self._columns]
+        if found in wanted:
+            return wanted.index(found)
+        if not wanted:
+            raise UserError("The run takes no messages here; the actor and the run do not fit together.")
+        closest = max(wanted, key=lambda columns: len(columns.items() & found.items()))
+        name = min(name for name, _ in closest.items() ^ found.items())
+        run, actor = (f"{x[name][0]} {x[name][1]}" if name in x else "nothing" for x in (closest, found))
+        raise UserError(
+            f"Column {name!r}: the run wants {run}, and this actor has {actor}; start the actor with the environment and "
+            "the configuration of the run."
+        )
+
+
+def describe(formats: Sequence[Format]) -> list[Any]:
+    return [[[name, dtype, list(shape)] for name, dtype, shape in format_.columns] for format_ in formats]
+
+
+def described(told: Any) -> list[Format]:
+    """What `describe` told."""
+    try:
+        return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in told]
+    except (TypeError, ValueError, OverflowError):
+        raise Refused("formats that are none") from None
+
+
+def dump_json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()
+
+
+def load_json(payload: memoryview, most: int = JSON_BYTES) -> dict[str, Any]:
+    if len(payload) > most:
+        raise Refused(f"{len(payload)} bytes of JSON, where {most} are enough")
+    try:
+        value = json.loads(bytes(payload))
+    except (ValueError, RecursionError):
+        raise Refused("JSON that is none") from None
+    if not isinstance(value, dict):
+        raise Refused("JSON that is no object")
+    return value
+
+
+def told_counts(told: dict[str, Any]) -> list[int]:
+    """The counts of a TOLD, in the order of `NAMES`."""
+    counts = told.get("counts")
+    if not isinstance(counts, list) or len(counts) != len(NAMES):
+        raise Refused("counts that are none")
+    if any(type(n) is not int or abs(n) > 1 << 53 for n in counts):
+        raise Refused("counts that are no numbers")
+    return counts
+
+
+def told_metrics(told: dict[str, Any]) -> dict[str, float]:
+    metrics = told.get("metrics", {})
+    if not isinstance(metrics, dict) or len(metrics) > MOST_METRICS:
+        raise Refused("metrics that are none")
+    for name, x in metrics.items():
+        if len(name) > 128 or type(x) not in (int, float) or not -1e300 < x < 1e300:
+            raise Refused("metrics that are no numbers")
+    return {name: float(x) for name, x in metrics.items()}
+
+
+def _lz4() -> Any:
+    try:
+        import lz4.block
+    except ImportError:
+        raise UserError("Compression needs the package lz4: pip install 'veldt[lz4]'.") from None
+    return lz4.block
+
+
+def _decompress(payload: memoryview, nbytes: int) -> bytes:
+    try:
+        block = _lz4()
+    except UserError:
+        raise Refused("a message is compressed, and lz4 is not installed here") from None
+    try:
+        raw: bytes = block.decompress(payload, uncompressed_size=nbytes)
+    except (block.LZ4BlockError, ValueError, MemoryError):
+        raise Refused("a message cannot be decompressed") from None
+    return raw
+
+
+def check_compression() -> None:
+    """Raises a UserError where nothing can be compressed."""
+    _lz4()

@@ -1,0 +1,104 @@
+"""Slots: the memory that blocks lie in, readable by whoever maps it.
+
+A ring of slots; block number `serial` is in slot serial % slots. Each slot has a commit word: the serial of its block plus
+one, or 0 while the slot is empty or being written. So a block that a killed writer left unfinished is no block, whoever
+reads beside a writer can tell whether what it copied was whole, and a store's index can be rebuilt from the slots alone.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from veldt.records.block import Block, Schema
+from veldt.records.tree import PACKED, Array, Tree
+
+
+class BlockMemory(Protocol):
+    """Where arrays come from: this process's memory, or an arena that outlives it."""
+
+    found: bool  # the arrays are those of an earlier life, and hold what it left
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array: ...
+    def apart(self) -> BlockMemory: ...  # where the blocks lie, and nothing else
+
+
+class PrivateMemory:
+    """Memory that goes with the process."""
+
+    found = False
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
+        return np.zeros(shape, dtype)
+
+    def apart(self) -> PrivateMemory:
+        return self
+
+
+class Slots:
+    def __init__(self, schema: Schema, count: int, memory: BlockMemory | None = None) -> None:
+        memory = (memory or PrivateMemory()).apart()
+        self.schema, self.count = schema, count
+        self.commit = memory.zeros(count, np.int64)  # serial + 1
+        self.ids = memory.zeros((count, 3), np.int64)  # BlockId
+        self.rows = schema.layout.make(memory.zeros, count * schema.rows)
+        self.starts = schema.start_layout.make(memory.zeros, count * schema.starts)
+        self.items = memory.zeros((count, schema.starts), np.bool_)
+
+    def write(self, serial: int, block: Block) -> None:
+        slot = serial % self.count
+        self.commit[slot] = 0
+        at = slot * self.schema.rows
+        for name, array in block.rows.items():
+            self.rows[name][at : at + self.schema.rows] = array
+        at = slot * self.schema.starts
+        for name, array in block.starts.items():
+            self.starts[name][at : at + self.schema.starts] = array
+        self.items[slot] = block.items
+        self.ids[slot] = block.id
+        self.commit[slot] = serial + 1
+
+    def erase(self, serial: int) -> None:
+        self.commit[serial % self.count] = 0
+        self.items[serial % self.count] = False
+
+    @property
+    def serials(self) -> Array:
+        """Of the blocks that are here, in order."""
+        return np.sort(self.commit[self.commit > 0]) - 1
+
+    def read(self, first: int, stop: int) -> tuple[int, Tree]:
+        """Copies of blocks first ... stop - 1, as far as they were still whole after the copy: the first that was, and all
+        from there on. Oldest blocks go first, so what is missing is missing in front."""
+        serials = np.arange(first, stop)
+        slots = serials % self.count
+        out: Tree = {}
+        for name, array in self._arrays().items():
+            blocks = array[slots]
+            if name.endswith(PACKED):  # a record is saved as its bytes
+                blocks = blocks.view(np.uint8).reshape(*blocks.shape, array.dtype.itemsize)
+            out[name] = blocks
+        gone = np.flatnonzero(self.commit[slots] != serials + 1)
+        lost = int(gone[-1]) + 1 if len(gone) else 0
+        return first + lost, {name: array[lost:] for name, array in out.items()}
+
+    def put_back(self, first: int, blocks: Tree, oldest: int, stop: int) -> None:
+        """Puts back what `read` gave, those of serials oldest ... stop - 1."""
+        serials = np.arange(first, first + len(next(iter(blocks.values()))))
+        wanted = (serials >= oldest) & (serials < stop)
+        slots = serials[wanted] % self.count
+        for name, array in self._arrays().items():
+            saved = blocks[name][wanted]
+            if name.endswith(PACKED):
+                saved = np.ascontiguousarray(saved).view(array.dtype).reshape(len(slots), array.shape[1])
+            array[slots] = saved
+
+    def _arrays(self) -> Tree:
+        """By the names they are saved under, [slots, rows of a block, ...]."""
+        out: Tree = {}
+        for kind, arrays, size in (("rows", self.rows, self.schema.rows), ("starts", self.starts, self.schema.starts)):
+            for name, array in arrays.items():
+                out[f"{kind}/{name}"] = array.reshape(self.count, size, *array.shape[1:])
+        return out

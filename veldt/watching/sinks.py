@@ -1,0 +1,272 @@
+"""What a run tells: metrics as JSON lines and TensorBoard events, a log file, and the screen.
+
+A full disk never stops training: a line that cannot be written is dropped, and that is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+import re
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+from veldt.errors import UserError
+from veldt.watching.view import View, format_seconds
+
+log = logging.getLogger("veldt")
+
+
+class Sink(Protocol):
+    def write(self, line: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line; every line has time_s, env_steps and learner_steps. A line cut short by a kill is removed."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            data = path.read_bytes()
+            with open(path, "r+b") as file:
+                file.truncate(data.rfind(b"\n") + 1)
+        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, line: dict[str, Any]) -> None:
+        finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
+        data = (json.dumps(finite) + "\n").encode()
+        size = os.fstat(self._handle).st_size
+        if os.write(self._handle, data) < len(data):  # the disk is full: no half lines
+            os.ftruncate(self._handle, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file. After a resume, what came after its checkpoint and was done again is left out."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if not isinstance(line, dict):
+            continue
+        if "resumed_from" in line:
+            lines = [old for old in lines if old.get("env_steps", 0) <= line.get("env_steps", 0)]
+        lines.append(line)
+    return lines
+
+
+LARGEST = 3.4e38  # that a float32 can hold
+
+
+class TensorBoard:
+    """Scalars in TensorBoard's own file format: length, masked CRC of it, a protobuf Event, masked CRC of that.
+
+    Written by hand, because importing a writer takes longer than starting a run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.veldt"
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._event(_field(3, b"brain.Event:2"))
+
+    def write(self, line: dict[str, Any]) -> None:
+        values = b""
+        for name, x in line.items():
+            if isinstance(x, int | float) and name not in ("env_steps", "time_s"):
+                single = max(-LARGEST, min(LARGEST, x)) if math.isfinite(x) else x
+                values += _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", single))
+        self._event(b"\x10" + _varint(int(line["env_steps"])) + _field(5, values))
+
+    def _event(self, body: bytes) -> None:
+        body = b"\x09" + struct.pack("<d", time.time()) + body
+        length = struct.pack("<Q", len(body))
+        self._file.write(length + _masked_crc(length) + body + _masked_crc(body))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _varint(n: int) -> bytes:
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC = _crc_table()
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+class Wandb:
+    """Weights & Biases, if the user asked for it."""
+
+    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError("log.wandb needs Weights & Biases; install it with: pip install 'veldt[wandb]'.") from None
+        self._run = wandb.init(project="veldt", name=directory.name, dir=str(directory), config=config)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._run.log(line, step=int(line["env_steps"]))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Metrics:
+    """Passes each line on to every sink."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self.sinks = sinks
+        self._failed = False
+
+    def write(self, line: dict[str, Any]) -> None:
+        for sink in self.sinks:
+            try:
+                sink.write(line)
+            except OSError as error:
+                if not self._failed:
+                    log.error("metrics cannot be written (%s); training goes on without them", error)
+                self._failed = True
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+PLAIN_EVERY = 5.0  # seconds between two plain lines; evaluations are always told
+ADVICE_EVERY = 10.0  # seconds between two sentences about the bottleneck in plain lines
+
+
+class Screen:
+    """A live picture on a terminal, plain lines elsewhere."""
+
+    def __init__(self, title: str, steps: int, quiet: bool = False) -> None:
+        self.title, self.steps, self.quiet = title, steps, quiet
+        self.console = Console(stderr=False)
+        self._live: Live | None = None
+        self._latest: dict[str, Any] = {}
+        self._spoke = self._advised = -math.inf  # when the last plain line, and the last advice, was printed
+        self._advice = ""
+        if not quiet and self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._latest |= {key: x for key, x in line.items() if x is not None}
+        if self._live is not None:
+            self._live.update(View(self.title, dict(self._latest), self.steps))
+        elif not self.quiet and (time.monotonic() - self._spoke >= PLAIN_EVERY or "eval_return" in line):
+            self._spoke = time.monotonic()
+            self.say(self._text(line))
+            self._advise(line.get("bottleneck") or "")
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _advise(self, sentence: str) -> None:
+        """Tells what the bottleneck is, if that is another than the one told last; numbers alone do not make it another."""
+        words = re.sub(r"[\d.,]+", "", sentence)
+        if words and words != self._advice and time.monotonic() - self._advised >= ADVICE_EVERY:
+            self._advice, self._advised = words, time.monotonic()
+            self.say(f"       {sentence}")
+
+    def _text(self, line: dict[str, Any]) -> str:
+        if "resumed_from" in line:
+            return f"resumed from learner step {line['resumed_from']:,}"
+        done = 100 * line["env_steps"] / self.steps
+        parts = [f"{done:3.0f} %  {line['env_steps']:>9,} steps"]
+        for name, key, form in (
+            ("greedy", "eval_return", ".1f"),
+            ("exploring", "train_return", ".1f"),
+            ("loss", "loss", ".3g"),
+            ("epsilon", "epsilon", ".2f"),
+            ("sigma", "sigma", ".2f"),
+            ("env/s", "env_steps_per_s", ",.0f"),
+            ("updates/s", "learner_steps_per_s", ",.0f"),
+            ("ratio", "replay_ratio", ".1f"),
+            ("stored", "store_items", ",.0f"),
+        ):
+            if key in line:
+                parts.append(f"{name} {format(line[key], form)}")
+        return "  ".join([*parts, f"left {format_seconds(line.get('left_s'))}"])
+
+
+class SafeFileHandler(logging.FileHandler):
+    """A log file that a full disk cannot turn into tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def log_to(path: Path, quiet: bool = False) -> Iterator[None]:
+    """The package's log goes to this file, and warnings to stderr too."""
+    file = SafeFileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handlers: list[logging.Handler] = [file]
+    if not quiet:
+        screen = logging.StreamHandler(sys.stderr)
+        screen.setLevel(logging.WARNING)
+        screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handlers.append(screen)
+    level = log.level
+    log.setLevel(logging.INFO)
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+        log.setLevel(level)
