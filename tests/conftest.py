@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from veldt.runtime.shm import make_memory
+from veldt.runtime.shm.memory import make_memory
 
 # Tests share what they build with each other, and with the processes that they start.
 HERE = Path(__file__).parent

@@ -1,32 +1,39 @@
-"""Counters of a run: how many env steps, learner steps and episodes there were, over all its nodes."""
+"""Counters of a run: how many env steps, learner steps and episodes there were, over all nodes of a scope."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from veldt.shared import PrivateRows, Rows
+
 NAMES = ("env_steps", "learner_steps", "episodes", "evaluations", "bad_observations")
+COLUMN = {name: i for i, name in enumerate(NAMES)}
+OF_STATE = ("learner_steps",)  # counts that go back with their process's state when that is restarted from an older one
 
 
 class Counters:
-    """`env_steps` counts applied actions, never reset rows; `learner_steps` counts updates."""
+    """`env_steps` counts applied actions, never reset rows; `learner_steps` counts updates.
 
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = dict.fromkeys(NAMES, 0)
-        self.stopping = False  # the run is about to end: no node should begin or go on with anything long
+    Workers add. Only the runtime sets a count, with `load_state`.
+    """
+
+    def __init__(self, rows: Rows | None = None) -> None:
+        self._rows = PrivateRows() if rows is None else rows
 
     def add(self, name: str, n: int) -> None:
-        self.counts[name] += n
+        self._rows.add(COLUMN[name], n)
 
     def get(self, name: str) -> int:
-        return self.counts[name]
+        return self._rows.total(COLUMN[name])
 
-    def put(self, name: str, n: int) -> None:
-        """The count is n from now on: its worker goes on from a checkpoint."""
-        self.counts[name] = n
+    @property
+    def stopping(self) -> bool:
+        """The run is about to end: no node should start or continue anything long."""
+        return self._rows.stopping
 
     def state(self) -> dict[str, Any]:
-        return {"counts": dict(self.counts)}
+        return {"counts": {name: self.get(name) for name in NAMES}}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for name in NAMES:
-            self.put(name, int(state["counts"].get(name, 0)))
+            self.add(name, int(state["counts"].get(name, 0)) - self.get(name))

@@ -4,35 +4,47 @@
     store = program.add("store", Replay, schema, ...)
     program.add("learner", Learner, algorithm, env, store, ..., on=store)
 
-`add` returns a Ref. Refs are passed as plain arguments: whoever builds the node puts the object, or a way to reach it, in
-their place. Nothing is built before the runtime starts.
+`add` returns a Ref. Refs are passed as plain arguments: the runtime replaces each by the object, or by a proxy of it if it
+is in another process (`veldt.ports`). Nothing is built before the runtime starts.
 
-Nodes are of two kinds. A *worker* has `step() -> bool` (did it do any work?); the runtime owns the loop. A *service* has
-methods that others call, and never blocks. Both may have `metrics()`, `state()` and `load_state()`, `close()`, and
-`cut() -> bool`, which prepares for a checkpoint (False: not yet).
+A node is any object. What a runtime calls, where it is there:
+
+    step() -> bool              a worker: did it do any work? The runtime owns the loop, and no step blocks
+    metrics() -> dict           numbers to log, by name
+    state(), load_state(state)  what a checkpoint has of it: arrays and JSON values by name
+    cut() -> bool               prepares for a checkpoint: ends what is in progress (False: not yet, call again)
+    resume(number)              goes on after a cut, with random streams seeded by this number
+    close()
+
+Placeholders stand for what the runtime gives to a node: INCARNATION, BLOCK_MEMORY, CELL, ROWS, and arrays that several
+nodes map (`program.array`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from veldt.ports import Examples, Port, ports_of
 
 T = TypeVar("T")
 
 
-class Incarnation:
-    """Stands, in the arguments of a node, for how often it was restarted: 0 for its first life."""
+class Placeholder(NamedTuple):
+    """Stands, in the arguments of a node, for something that the runtime gives to it."""
+
+    what: str
 
 
-INCARNATION: Any = Incarnation()
-
-
-class Memory:
-    """Stands, in the arguments of a node, for memory that outlives the node's process (`storing.slots.BlockMemory`)."""
-
-
-MEMORY: Any = Memory()
+INCARNATION: Any = Placeholder("incarnation")  # how often the node was restarted: 0 for its first life
+BLOCK_MEMORY: Any = Placeholder("block memory")  # arrays that outlive the node's process (`storing.slots.BlockMemory`)
+CELL: Any = Placeholder("cell")  # a value of which the newest wins, shared by all processes (`shared.Cell`)
+ROWS: Any = Placeholder("rows")  # integers, a row of which each process owns (`shared.Rows`)
 
 
 class Ref(NamedTuple):
@@ -41,26 +53,83 @@ class Ref(NamedTuple):
     name: str
 
 
+class ArrayRef(NamedTuple):
+    """Stands for an array that several nodes map."""
+
+    name: str
+
+
+class ArraySpec(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 @dataclass(frozen=True)
 class Node:
     name: str
     build: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    scope: str = ""  # the prefix of its name
     on: str | None = None  # the node whose process this one shares
     gpus: float = 0
     threads: int = 1  # for tensor operations in its process
     light: bool = False  # needs no torch: a process of such nodes alone has none
+    elsewhere: bool = False  # its process may be on another machine
+    examples: Mapping[str, Examples] = field(default_factory=dict)  # by port
+
+    @property
+    def role(self) -> str:
+        """Its name without scope and index: `actor` for `a/actor/3`."""
+        return self.name.removeprefix(self.scope).partition("/")[0]
+
+    @property
+    def node_class(self) -> type:
+        """The class of the object that it will be."""
+        build = self.build
+        while isinstance(build, functools.partial):
+            build = build.func
+        if isinstance(build, type):
+            return build
+        try:
+            found = get_type_hints(build).get("return", object)
+        except (NameError, TypeError):
+            found = object
+        return found if isinstance(found, type) else object
+
+    @property
+    def ports(self) -> dict[str, Port]:
+        return ports_of(self.node_class)
+
+    @property
+    def is_worker(self) -> bool:
+        return hasattr(self.node_class, "step")
+
+    def has(self, placeholder: Any) -> bool:
+        return placeholder in walk((self.args, self.kwargs), Placeholder)
+
+    @property
+    def everywhere(self) -> bool:
+        """It keeps nothing but what is in shared cells and rows: every process that needs it builds its own."""
+        return self.has(CELL) or self.has(ROWS)
 
 
 @dataclass
 class Program:
     nodes: dict[str, Node] = field(default_factory=dict)
     prefix: str = ""
+    arrays: dict[str, ArraySpec] = field(default_factory=dict)
 
     def scope(self, prefix: str) -> Program:
         """The same program, under a name: what is added to it is called prefix/name."""
-        return Program(self.nodes, f"{self.prefix}{prefix}/")
+        return Program(self.nodes, f"{self.prefix}{prefix}/", self.arrays)
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """An array of zeros that every node that is given it maps. It is saved with checkpoints."""
+        name = self.prefix + name
+        assert name not in self.arrays, f"two arrays are named {name}"
+        self.arrays[name] = ArraySpec(tuple(shape), np.dtype(dtype))
+        return ArrayRef(name)
 
     def add(
         self,
@@ -71,6 +140,8 @@ class Program:
         gpus: float = 0,
         threads: int = 1,
         light: bool = False,
+        elsewhere: bool = False,
+        examples: Mapping[str, Examples] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
@@ -80,7 +151,8 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, threads, light)
+        options = (place, gpus, threads, light, elsewhere, examples or {})
+        self.nodes[name] = Node(name, build, args, kwargs, self.prefix, *options)
         return Ref(name)
 
 
@@ -95,16 +167,27 @@ def walk(value: Any, kind: type[T]) -> list[T]:
     return []
 
 
-def resolve(value: Any, nodes: dict[str, Any], incarnation: int = 0, memory: Any = None) -> Any:
-    """The value with every Ref replaced by what `nodes` has under its name."""
-    if isinstance(value, Ref):
-        return nodes[value.name]
-    if isinstance(value, Incarnation):
-        return incarnation
-    if isinstance(value, Memory):
-        return memory
-    if type(value) in (list, tuple):
-        return type(value)(resolve(part, nodes, incarnation, memory) for part in value)
-    if type(value) is dict:
-        return {key: resolve(part, nodes, incarnation, memory) for key, part in value.items()}
-    return value
+@dataclass(frozen=True)
+class Given:
+    """What stands behind the placeholders of one node."""
+
+    nodes: Mapping[str, Any]  # objects and proxies, by name
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    placeholders: Mapping[str, Any] = field(default_factory=dict)
+
+    def resolve(self, value: Any) -> Any:
+        """The value with every Ref, ArrayRef and Placeholder replaced."""
+        if isinstance(value, Ref):
+            return self.nodes[value.name]
+        if isinstance(value, ArrayRef):
+            return self.arrays[value.name]
+        if isinstance(value, Placeholder):
+            return self.placeholders[value.what]
+        if type(value) in (list, tuple):
+            return type(value)(self.resolve(part) for part in value)
+        if type(value) is dict:
+            return {key: self.resolve(part) for key, part in value.items()}
+        return value
+
+    def build(self, node: Node) -> Any:
+        return node.build(*self.resolve(node.args), **self.resolve(node.kwargs))

@@ -35,7 +35,7 @@ class Actor:
 
 def run(argv: list[str]) -> int:
     args = parse(Actor, argv, prog="veldt actor", description=EXAMPLE)
-    from veldt.runtime.grpc import joined as away
+    from veldt.experiment import joined as away
     from veldt.runtime.grpc.connection import LinkLost, read_token
     from veldt.runtime.grpc.link import Link
 

@@ -51,8 +51,7 @@ from veldt.program import Program
 from veldt.records.step import EnvSpec
 from veldt.runtime import Inline, Nodes, Runtime
 from veldt.runtime.local import zygote
-from veldt.runtime.local.supervisor import Gate, Local
-from veldt.runtime.remote import policy_messages, store_messages
+from veldt.runtime.local.local import Gate, Local
 from veldt.seeds import derive
 from veldt.signals import interruptible
 from veldt.topologies.apex import apex
@@ -225,21 +224,18 @@ def make_program(config: Config, env: EnvSpec) -> Program:
 
 def make_gate(config: Config, env: EnvSpec, token: str = "", certificate: bytes = b"", key: bytes = b"") -> Gate:
     """gRPC for a config's actors, and for those that may join."""
-    from veldt.runtime.grpc.joined import assign
+    from veldt.experiment.joined import assign
 
-    messages = {"store": store_messages(config.schema(env))}
-    if config.inference == "central":
-        messages = {"recorder": policy_messages(env, config.envs_per_actor // config.central.groups)}
     seats = tuple(assign(config, seat) for seat in range(config.gate.remote))
     own = config.transport == "grpc"
-    return Gate(messages, own, seats, config.gate.listen, token, certificate, key, config.gate.compress)
+    return Gate(own, seats, config.gate.listen, token, certificate, key, config.gate.compress)
 
 
 def check_gate(gate: GateConfig) -> None:
     """Raises a UserError where the run is not allowed to listen, or cannot."""
     if gate.listen:
-        from veldt.runtime.grpc.gate import Door
-        from veldt.runtime.grpc.joined import read_secret
+        from veldt.runtime.grpc.doors import Door
+        from veldt.experiment.joined import read_secret
 
         certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
         Door(gate.listen, certificate, key).check("a token that is made later".replace(" ", "-"))
@@ -317,7 +313,9 @@ class Session:
                 self._write_config()
                 self.metrics = Metrics(self._sinks())
                 with interruptible(self._stop, "" if self.quiet else "Stopping after a last checkpoint"):
-                    self._runtime(env).run(program, self.until)
+                    with self._runtime(env).start(program) as nodes:
+                        while not self.until(nodes):
+                            nodes.step()
             except Exception:
                 log.info("stopped by an error", exc_info=True)  # in the log file; whoever called us shows it
                 raise
@@ -337,7 +335,7 @@ class Session:
             return None
         if not gate.listen:
             return make_gate(config, env)
-        from veldt.runtime.grpc.joined import make_token, read_secret
+        from veldt.experiment.joined import make_token, read_secret
 
         certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
         file = Path(gate.token_file) if gate.token_file else self.path / "token"
@@ -392,7 +390,7 @@ class Session:
             self.checkpoints.restore(self.checkpoint, nodes)
             self.number, self.earlier_s = self.checkpoint.number, float(manifest["time_s"])
             self.saved_at = nodes.count("env_steps")
-            nodes.reset(self.number)
+            nodes.resume(self.number)
             line = {**self._when(nodes), "resumed_from": nodes.count("learner_steps")}
             self.metrics.write(line)
         elif (self.path / "metrics.jsonl").stat().st_size:  # of a start that came to no checkpoint
@@ -439,7 +437,7 @@ class Session:
         snapshot = nodes.snapshot()
         when = self._when(nodes)
         saved = self.checkpoints.save(self.number, snapshot, {**when, "scheduled": scheduled})
-        nodes.reset(self.number)
+        nodes.resume(self.number)
         self._schedule(when["env_steps"])
         if saved:
             self.saved_at = when["env_steps"]

@@ -110,7 +110,6 @@ class Learner:
         self._ahead: Batch | None = None  # the next batch, on its way to the GPU
         self._drawer = ThreadPoolExecutor(1, "draw") if cuda else None
         self._drawing: Future[None] | None = None
-        counters.put("learner_steps", 0)
         if params_.pull(-1) is None:  # otherwise we are born again: nobody acts with fresh weights meanwhile
             self._publish()
 
@@ -278,7 +277,6 @@ class Learner:
             self.optimizers[name].load_state(_under(f"optimizer/{name}/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
-        self.counters.put("learner_steps", self.steps)
         self._late.clear()
         self._publish()
 

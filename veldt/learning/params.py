@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from veldt.errors import UserError
 from veldt.records.tree import Array
+from veldt.shared import Cell, PrivateCell
 
 
 class Weights(NamedTuple):
@@ -23,21 +24,18 @@ class Params(Protocol):
 
 
 class LatestParams:
-    """Keeps the newest weights; `pull(have)` is None when those are what one has."""
+    """Keeps the newest weights; `pull(have)` returns None if `have` is their version."""
 
-    def __init__(self) -> None:
-        self.weights: Weights | None = None
+    def __init__(self, cell: Cell | None = None) -> None:
+        self._cell = PrivateCell() if cell is None else cell
 
     def publish(self, weights: Weights) -> None:
-        vector = weights.vector.copy()
-        vector.flags.writeable = False
-        self.weights = Weights(weights.version, vector)
+        self._cell.write(weights.version, {"vector": weights.vector})
 
     def pull(self, have: int) -> Weights | None:
         # Not "newer than": a learner that was killed goes on from its last checkpoint, with an older version.
-        if self.weights is None or self.weights.version == have:
-            return None
-        return self.weights
+        found = self._cell.read(have)
+        return None if found is None else Weights(found[0], found[1]["vector"])
 
 
 def flatten(net: nn.Module) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from veldt.counters import NAMES
 from veldt.program import Program
+from veldt.records.tree import Array
 
 
 class Stuck(RuntimeError):
@@ -44,20 +46,34 @@ def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 class Nodes(Protocol):
     """A running program, as the one who started it sees it."""
 
-    live: bool  # its state is taken while it runs; otherwise it stands still whenever `until` is asked
+    live: bool  # nodes go on while nobody calls `step`; their state is taken while they run
 
-    def count(self, name: str) -> int: ...  # a counter of the run, such as env_steps
+    def step(self) -> None: ...  # a moment of supervision, or one round of all workers where they run in this thread
+    def count(self, name: str) -> int: ...  # a counter, such as env_steps, over all scopes
     def metrics(self) -> dict[str, float]: ...
     def cut(self) -> None: ...  # ends running episodes and brings all they recorded into the store
-    def reset(self, number: int) -> None: ...  # begins new episodes, seeded by this number
-    def state(self) -> dict[str, dict[str, Any]]: ...  # by node; arrays may be the node's own: who keeps them copies them
+    def resume(self, number: int) -> None: ...  # begins new episodes, seeded by this number
+    def state(self) -> dict[str, dict[str, Any]]: ...  # by node; arrays may be the node's own: copy what you keep
     def load_state(self, state: dict[str, dict[str, Any]]) -> None: ...
     def stop(self) -> None: ...  # the run is about to end: long steps are cut short; safe in a signal handler
     def stores(self) -> dict[str, Any]: ...  # the nodes that hold blocks
-    def snapshot(self) -> Any: ...  # `state` and `stores` of one moment, good while all goes on
+    def snapshot(self) -> Any: ...  # `state` and `stores` of one moment, valid while the nodes go on
     def memory(self) -> tuple[list[int], list[int]]: ...  # the other processes, and the descriptors of shared memory
 
 
 class Runtime(Protocol):
-    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
-        """Builds the nodes and keeps them working until `until`, asked again and again, says True."""
+    def start(self, program: Program) -> AbstractContextManager[Nodes]:
+        """Builds the nodes; leaving the context ends them."""
+
+
+ARRAYS = "arrays"  # the name under which a state has the program's arrays
+
+
+def array_state(arrays: dict[str, Array]) -> dict[str, dict[str, Any]]:
+    return {ARRAYS: {name: x.copy() for name, x in arrays.items()}} if arrays else {}
+
+
+def load_arrays(arrays: dict[str, Array], state: dict[str, dict[str, Any]]) -> None:
+    for name, x in arrays.items():
+        if name in state.get(ARRAYS, {}):
+            x[...] = state[ARRAYS][name]

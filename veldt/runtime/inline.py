@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from veldt.counters import Counters
-from veldt.program import Program, resolve
-from veldt.runtime.base import Nodes, Stuck, busy_parts, merge, spent
+from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node, Program
+from veldt.records.tree import Array
+from veldt.runtime.base import Stuck, array_state, load_arrays
+from veldt.runtime.host import Host
+from veldt.shared import PrivateCell, PrivateRows
 
 
 class Inline:
-    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
+    @contextmanager
+    def start(self, program: Program) -> Iterator[InlineNodes]:
+        arrays = {name: np.zeros(spec.shape, spec.dtype) for name, spec in program.arrays.items()}
         objects: dict[str, Any] = {}
+        rows: list[PrivateRows] = []
+
+        def given(node: Node) -> Given:
+            rows.append(PrivateRows())
+            own = {INCARNATION: 0, BLOCK_MEMORY: None, CELL: PrivateCell(), ROWS: rows[-1]}
+            return Given(objects, arrays, {placeholder.what: x for placeholder, x in own.items()})
+
+        host = Host(program.nodes.values(), objects, given)
         try:
-            for node in program.nodes.values():
-                objects[node.name] = node.build(*resolve(node.args, objects), **resolve(node.kwargs, objects))
-            nodes = InlineNodes(objects)
-            while not until(nodes):
-                nodes.step()
+            yield InlineNodes(host, arrays, rows)
         finally:
-            for thing in objects.values():
-                if hasattr(thing, "close"):
-                    thing.close()
+            host.close()
 
 
 class InlineNodes:
     live = False
 
-    def __init__(self, objects: dict[str, Any]) -> None:
-        self.objects = objects
-        self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
-        self.busy = dict.fromkeys(self._workers, 0.0)  # seconds that each worker has taken
+    def __init__(self, host: Host, arrays: dict[str, Array], rows: list[PrivateRows]) -> None:
+        self.host, self.objects, self._arrays, self._rows = host, host.objects, arrays, rows
         self._since = time.perf_counter()
         self._idle = 0  # rounds without work
-        self._counters = [x for x in objects.values() if isinstance(x, Counters)]
+        self._counters = [x for x in self.objects.values() if isinstance(x, Counters)]
 
     def step(self) -> None:
         """One round: every worker once."""
-        self._watch(any([self._step(name) for name in self._workers]), self._workers)
+        self._watch(self.host.step(), [node.name for node, _ in self.host.workers])
 
-    def _step(self, name: str) -> bool:
-        began = time.perf_counter()
-        worked: bool = self._workers[name].step()
-        self.busy[name] += time.perf_counter() - began
-        return worked
-
-    def _watch(self, worked: bool, who: Iterable[str]) -> None:
+    def _watch(self, worked: bool, who: list[str]) -> None:
         """In one thread, two rounds without work mean that none will ever come.
 
-        Not one: a worker that is refused may have brought in a part of what it has, and that may be all another needs.
+        Not one: a worker that is refused may have brought in some of what it has, and that may be all another needs.
         """
         self._idle = 0 if worked else self._idle + 1
         if self._idle == 2:
@@ -60,37 +62,35 @@ class InlineNodes:
         return sum(counters.get(name) for counters in self._counters)
 
     def metrics(self) -> dict[str, float]:
-        """What the nodes tell, and `busy/...`: the part of the time since the last call that each kind of worker took."""
-        out = merge(thing.metrics() for thing in self._with("metrics").values())
+        """What the nodes report, and `busy/...`: the fraction of the time since the last call that each role took."""
+        out = self.host.metrics()
         elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
-        out |= busy_parts(self.busy | spent(self._with("spent")), elapsed)
-        self.busy = dict.fromkeys(self.busy, 0.0)
+        out |= self.host.busy(elapsed)
+        self.host.forget_busy()
         return out
 
     def stop(self) -> None:
-        for counters in self._counters:
-            counters.stopping = True
+        for rows in self._rows:
+            rows.stopping = True
 
     def cut(self) -> None:
-        """The store may say "not now" to the flushed blocks: then the other workers go on until it takes them.
+        """The store may refuse the flushed blocks: then the other workers go on until it takes them.
 
-        All are asked again after that, so that in the end nobody has moved since the cut.
+        All are asked again after that, so that in the end no node has moved since the cut.
         """
-        things = self._with("cut")
-        while waiting := [name for name, thing in things.items() if not thing.cut()]:
-            self._watch(any([self._step(name) for name in self._workers if name not in waiting]), waiting)
+        while waiting := self.host.cut():
+            others = [i for i, (node, _) in enumerate(self.host.workers) if node.name not in waiting]
+            self._watch(any([self.host.step_worker(i) for i in others]), waiting)
 
-    def reset(self, number: int) -> None:
-        for thing in self.objects.values():
-            if hasattr(thing, "cut") and hasattr(thing, "reset"):
-                thing.reset(number)
+    def resume(self, number: int) -> None:
+        self.host.resume(number)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        return {name: thing.state() for name, thing in self._with("state").items()}
+        return self.host.state() | array_state(self._arrays)
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        for name, thing in self._with("load_state").items():
-            thing.load_state(state[name])
+        load_arrays(self._arrays, state)
+        self.host.load_state(state)
 
     def snapshot(self) -> InlineNodes:
         return self
@@ -99,7 +99,4 @@ class InlineNodes:
         return [], []
 
     def stores(self) -> dict[str, Any]:
-        return self._with("load_blocks")
-
-    def _with(self, method: str) -> dict[str, Any]:
-        return {name: thing for name, thing in self.objects.items() if hasattr(thing, method)}
+        return self.host.stores()

@@ -18,16 +18,16 @@ from veldt.acting.recorder import Recorder
 from veldt.counters import Counters
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.program import INCARNATION, MEMORY, Program
+from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.single import add_evaluator, add_learner
 
 
 def apex(program: Program, config: Config, env: EnvSpec) -> None:
-    counters = program.add("counters", Counters)
-    params = program.add("params", LatestParams)
-    store = program.add("store", config.make_store, config.schema(env), MEMORY)
+    counters = program.add("counters", Counters, ROWS)
+    params = program.add("params", LatestParams, CELL)
+    store = program.add("store", config.make_store, config.schema(env), BLOCK_MEMORY)
     add_learner(program, config, env, store, params, counters)
     add_actors(program, config, env, store, params, counters)
     if config.eval.every:

@@ -21,16 +21,16 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.program import INCARNATION, MEMORY, Program
+from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.single import add_evaluator, add_learner
 
 
 def seed(program: Program, config: Config, env: EnvSpec) -> None:
-    counters = program.add("counters", Counters)
-    params = program.add("params", LatestParams)
-    store = program.add("store", config.make_store, config.schema(env), MEMORY)
+    counters = program.add("counters", Counters, ROWS)
+    params = program.add("params", LatestParams, CELL)
+    store = program.add("store", config.make_store, config.schema(env), BLOCK_MEMORY)
     add_learner(program, config, env, store, params, counters)
     recorder = add_inference(program, config, env, store, params, counters)
     for i in range(config.actors):

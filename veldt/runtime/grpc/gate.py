@@ -12,475 +12,28 @@ import contextlib
 import hmac
 import logging
 import os
-import stat
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 import veldt
-from veldt.counters import NAMES
 from veldt.errors import UserError
-from veldt.records.tree import Array
 from veldt.runtime.grpc import wire
-from veldt.runtime.grpc.connection import (
-    ACK_S,
-    BEAT_S,
-    GREET_S,
-    KEEPALIVE,
-    LOOK_S,
-    METHOD,
-    SERVICE,
-    SILENT_S,
-    check_address,
-    check_token,
-    grpc,
-    is_loopback,
-    is_unix,
-)
-from veldt.runtime.grpc.wire import (
-    ACK,
-    BEAT,
-    BYE,
-    DATA,
-    END,
-    HELLO,
-    HOLD,
-    PART,
-    PART_BYTES,
-    QUIT,
-    STATUS,
-    STOPPING,
-    TOLD,
-    VALUE,
-    WANT,
-    WELCOME,
-    Formats,
-    Frame,
-    Refused,
-    frame,
-)
-from veldt.runtime.local.board import COUNTS, Board
-from veldt.runtime.shm import Bytes, Format, Memory, Reader, Writer
+from veldt.runtime.grpc.connection import GREET_S, KEEPALIVE, LOOK_S, METHOD, SERVICE, SILENT_S, grpc, is_unix
+from veldt.runtime.grpc.doors import Door, make_folder, remove_socket
+from veldt.runtime.grpc.event_bell import EventBell
+from veldt.runtime.grpc.lanes import Lane, describe
+from veldt.runtime.grpc.seats import INCARNATION, Seat
+from veldt.runtime.grpc.streams import ActorStream
+from veldt.runtime.grpc.wire import HOLD, QUIT, STATUS, STOPPING, WELCOME, Formats, Refused, frame
+from veldt.runtime.local.board import Board
+from veldt.runtime.shm.latest import Latest
 
 LEAVE_S = 30.0  # a seat waits so long for an actor whose stream broke
-STATUS_S = 0.25  # between two reports of the run's counts
-SPIN = 12  # looks for an answer before the gate sleeps: to be woken takes longer than most answers
-RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed
-INCARNATION, BASE = 2, 3
+SPIN = 12  # looks for a reply before the gate sleeps: to be woken takes longer than most replies take
 
 log = logging.getLogger("veldt")
-
-
-class EventBell:
-    """A `Bell` for a process that sleeps in an event loop: its words are those of a Bell, and it is woken by an eventfd."""
-
-    def __init__(self, memory: Memory, offset: int, fd: int) -> None:
-        self._words = memory.words(offset, 2)
-        self.fd = fd
-
-    @staticmethod
-    def make() -> int:
-        """A descriptor for it."""
-        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def ring(self) -> None:
-        words = self._words
-        words[0] = (words[0] + 1) & 0x7FFFFFFF
-        if words[1]:
-            with contextlib.suppress(BlockingIOError):  # it was rung so often that it will wake for certain
-                os.eventfd_write(self.fd, 1)
-
-    # The rest is its owner's.
-
-    def asleep(self, value: bool) -> None:
-        """Whether it has to be woken, or looks anyway."""
-        self._words[1] = value
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
-
-
-class LatestReader(Protocol):
-    def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None: ...
-
-
-@dataclass
-class Port:
-    """One channel of a seat: the ring there, and of a call the ring back, each with the formats of its messages."""
-
-    name: str
-    there: Writer
-    formats: Sequence[Format]
-    back: Reader | None = None
-    answers: Sequence[Format] = ()
-    window: int = 8  # messages that may be on their way
-    finite: bool = True  # floats are checked
-
-
-@dataclass
-class Seat:
-    """A place for an actor, with all that the run keeps for it. What is shared outlives the gate."""
-
-    name: str
-    ports: Sequence[Port]
-    latest: dict[str, LatestReader]
-    record: memoryview  # RECORD words, zero at first
-    row: memoryview  # of the board, where the actor's counts are
-    assignment: Callable[[int], dict[str, Any]]  # what the actor is to build, given its incarnation
-    owned: bool = True  # by a process of the run, whose newest life takes it from any earlier one
-
-    @property
-    def session(self) -> str:
-        """'': nobody's."""
-        low, high = self.record[0] % (1 << 64), self.record[1] % (1 << 64)
-        return f"{high:016x}{low:016x}" if low or high else ""
-
-    def claim(self, session: str) -> None:
-        """For a new session. A gate that is killed in here leaves it to nobody."""
-        self.leave()
-        for i in range(len(NAMES)):
-            self.record[BASE + i] = self.row[COUNTS + i]
-        self.record[INCARNATION] += 1
-        number = int(session, 16)
-        self.record[1] = wire.signed(number >> 64)
-        self.record[0] = wire.signed(number % (1 << 64))
-
-    def leave(self) -> None:
-        self.record[0] = self.record[1] = 0
-
-    def count(self, told: list[int]) -> None:
-        for i, n in enumerate(told):
-            self.row[COUNTS + i] = self.record[BASE + i] + n
-
-    def counted(self) -> list[int]:
-        return [self.row[COUNTS + i] - self.record[BASE + i] for i in range(len(NAMES))]
-
-
-@dataclass
-class Door:
-    """Where the gate listens: `unix:/path`, or `HOST:PORT` with a token, and with TLS beyond this host."""
-
-    address: str
-    certificate: bytes = b""
-    key: bytes = b""
-
-    def check(self, token: str) -> None:
-        check_address(self.address)
-        if is_unix(self.address):
-            return
-        if not token:
-            raise UserError(f"The run does not listen on {self.address} without a token; give a token file.")
-        check_token(token)
-        if bool(self.certificate) != bool(self.key):
-            raise UserError("TLS needs both a certificate and its key.")
-        if not self.certificate and not is_loopback(self.address):
-            raise UserError(
-                f"The run does not listen on {self.address} without TLS; give a certificate and its key, or listen on "
-                "127.0.0.1."
-            )
-
-
-def make_folder(path: Path) -> None:
-    """The folder of a socket, which is nobody else's."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(f"The folder of a socket must be yours alone: chmod 700 {path}, or name one that is not there.")
-
-
-def remove_socket(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UserError(f"{path} is there and is no socket; name another.")
-        path.unlink()
-
-
-def read_so_far(reader: Reader) -> int:
-    """Messages that were ever read. Its writer goes on meanwhile, so what is waiting belongs to one number of written."""
-    while True:
-        written, waiting = reader.written, reader.waiting
-        if reader.written == written:
-            return written - waiting
-
-
-class _Lane:
-    """One port of a seat that has a stream: what is on its way in both directions."""
-
-    def __init__(self, port: Port, channel: int) -> None:
-        self.port, self.channel = port, channel
-        self.formats, self.answers = Formats(port.formats, port.finite), Formats(port.answers)
-        self.pending: deque[tuple[Format, Bytes]] = deque()  # what the ring had no room for
-        self.acked = port.there.written
-        self.tail = 0 if port.back is None else read_so_far(port.back)  # answers that the actor has
-        self.sent = self.tail  # answers, over this stream
-
-    def take(self, came: Frame) -> bool:
-        """A message, and whether it was new; one that the ring has already is acknowledged again."""
-        port = self.port
-        expected = port.there.written + len(self.pending)
-        if came.number < expected:
-            self.acked = min(self.acked, expected - 1)
-            return False
-        if came.number > expected or len(self.pending) >= port.window:
-            raise Refused("a message is missing" if came.number > expected else "more messages than the window allows")
-        message = self.formats.check(came)
-        if self.pending or not port.there.put_bytes(*message):
-            self.pending.append(message)
-        return True
-
-    def push(self) -> bool:
-        """Brings what waited into the ring; whether some of it went."""
-        went = False
-        while self.pending and self.port.there.put_bytes(*self.pending[0]):
-            self.pending.popleft()
-            went = True
-        return went
-
-    def received(self, ack: int) -> None:
-        """The actor has all answers before this number."""
-        back = self.port.back
-        if back is None:
-            return
-        if ack > back.written:
-            raise Refused("an answer is acknowledged that was never given")
-        for _ in range(ack - self.tail):
-            back.pop()
-            self.tail += 1
-        self.sent = max(self.sent, ack)  # over an earlier stream
-
-    @property
-    def answered(self) -> bool:
-        """Whether there is an answer to send."""
-        return self.port.back is not None and self.port.back.written > self.sent
-
-    def answer(self) -> bytes:
-        back = self.port.back
-        assert back is not None
-        found = back.peek_bytes(self.sent - self.tail)
-        assert found is not None, (self.sent, self.tail)
-        format_, payload = self.answers.number(found[0]), found[1]
-        written = self.acked = self.port.there.written
-        self.sent += 1
-        return frame(DATA, payload, channel=self.channel, format_=format_, number=self.sent - 1, ack=written)
-
-    def owes(self, half: bool) -> bool:
-        """Whether an acknowledgement is owed; with `half`: for so many that it should not wait."""
-        owed = self.port.there.written - self.acked
-        return 2 * owed >= self.port.window if half else owed > 0
-
-    def ack(self) -> bytes:
-        self.acked = self.port.there.written
-        return frame(ACK, channel=self.channel, ack=self.acked)
-
-
-class _Sending:
-    """A value on its way to one actor, in parts."""
-
-    def __init__(self, channel: int, tag: int, value: Array) -> None:
-        self.channel, self.tag, self.data, self.offset = channel, tag, value.data, 0
-
-    def part(self) -> bytes:
-        at, data = self.offset, self.data[self.offset : self.offset + PART_BYTES]
-        self.offset += len(data)
-        return frame(VALUE, PART.pack(at, len(self.data)), data, channel=self.channel, number=self.tag)
-
-    @property
-    def done(self) -> bool:
-        return self.offset >= len(self.data)
-
-
-class _Stream:
-    """One actor's stream, from the first frame to the end. What is wrong with it closes it and nothing else."""
-
-    def __init__(self, gate: Gate, context: Any) -> None:
-        self.gate, self.context = gate, context
-        self.seat: Seat | None = None
-        self.lanes: list[_Lane] = []
-        self.wants: dict[int, int] = {}  # name of a value -> the version that the actor has
-        self.sending: list[_Sending] = []
-        self.opened = self.heard = self.spoke = self.status_at = time.monotonic()
-        self.writing = 0.0  # since when; 0: not
-        self.status = b""  # the last that was sent
-        self.first: bytes | None = None  # WELCOME
-        self.over = self.told = False  # END is to be said, and was
-        self.bye = False
-        self.end: asyncio.Future[tuple[grpc.StatusCode, str] | None] = gate.loop.create_future()
-        self._wake: asyncio.Future[None] | None = None
-
-    def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
-        if not self.end.done():
-            self.end.set_result(None if code is None else (code, why))
-
-    def wake(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    async def live(self) -> None:
-        reader, writer = (self.gate.loop.create_task(part) for part in (self._read(), self._write()))
-        try:
-            end = await self.end
-        finally:
-            self.close()
-            self.wake()
-            reader.cancel()
-            await asyncio.wait([writer], timeout=1.0)  # a write that is cancelled takes the status with it
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-        if end is not None:
-            await self.context.abort(*end)
-
-    async def _read(self) -> None:
-        gate, context = self.gate, self.context
-        try:
-            while (data := await context.read()) is not grpc.aio.EOF and not self.end.done():
-                self.heard = time.monotonic()
-                gate.frames_in += 1
-                gate.bytes_in += len(data)
-                self._take(wire.parse(data))
-            self.close()
-        except Refused as error:
-            gate.refuse(self, str(error))
-            self.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.UsageError):
-            self.close()  # the stream is broken
-        except Exception as error:
-            gate.failed(error)
-            self.close(grpc.StatusCode.INTERNAL, "the gate failed")
-
-    def _take(self, came: Frame) -> None:
-        kind = came.kind
-        if self.seat is None:
-            if kind != HELLO:
-                raise Refused("no hello")
-            self.gate.greet(self, wire.load_json(came.payload))
-        elif kind in (DATA, ACK):
-            if came.channel >= len(self.lanes):
-                raise Refused("a message has no known channel")
-            lane = self.lanes[came.channel]
-            new = kind == DATA and lane.take(came)
-            lane.received(came.ack)
-            if new and lane.port.back is not None:
-                self.gate.spin()
-            elif lane.owes(half=True):
-                self.wake()
-        elif kind == WANT:
-            if came.channel >= len(self.seat.latest):
-                raise Refused("a value has no known name")
-            self.wants[came.channel] = wire.signed(came.number)
-            self.look_values()
-        elif kind == TOLD:
-            told = wire.load_json(came.payload)
-            counts, metrics = wire.told_counts(told), wire.told_metrics(told)
-            self.seat.count(counts)
-            self.gate.tell(self.seat, metrics)
-        elif kind == BYE:
-            self.bye = True
-            self.close()
-        elif kind != BEAT:
-            raise Refused("a frame that only the run sends")
-
-    def look(self) -> bool:
-        """Goes on with what waited; whether there is an answer to send."""
-        found = False
-        for lane in self.lanes:
-            if lane.pending and lane.push() and lane.owes(half=True):
-                self.wake()
-            if lane.answered:
-                found = True
-        if found:
-            self.wake()
-        return found
-
-    def look_values(self) -> None:
-        """Begins to send values that the actor wants and does not have."""
-        assert self.seat is not None
-        for channel, have in list(self.wants.items()):
-            if any(sending.channel == channel for sending in self.sending):
-                continue
-            found = self.gate.value(list(self.seat.latest.values())[channel], have)
-            if found is not None:
-                del self.wants[channel]
-                self.sending.append(_Sending(channel, *found))
-                self.wake()
-
-    async def _write(self) -> None:
-        gate = self.gate
-        try:
-            while True:
-                while (data := self._next()) is not None and not self.end.done():
-                    await self._send(data)
-                if self.over and not self.told:
-                    self.told = True
-                    await self._send(frame(END))  # the actor says goodbye; closed here, this might not reach it
-                if self.end.done():
-                    return
-                self._wake = gate.loop.create_future()
-                await self._wake
-        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.UsageError):
-            self.close()
-        except Exception as error:
-            gate.failed(error)
-            self.close(grpc.StatusCode.INTERNAL, "the gate failed")
-
-    async def _send(self, data: bytes) -> None:
-        self.writing = time.monotonic()
-        await self.context.write(data)
-        self.writing, self.spoke = 0.0, time.monotonic()
-        self.gate.frames_out += 1
-        self.gate.bytes_out += len(data)
-
-    def _next(self) -> bytes | None:
-        """The frame to send now: answers first, then what the actor waits for least."""
-        if self.seat is None:
-            return None
-        if self.first is not None:
-            data, self.first = self.first, None
-            return data
-        for lane in self.lanes:
-            if lane.answered:
-                return lane.answer()
-        now = time.monotonic()
-        for lane in self.lanes:
-            if lane.owes(half=now - self.spoke < ACK_S):
-                return lane.ack()
-        if self.status_due(now):
-            self.status_at, self.status = now, self.gate.status(self.seat)
-            return frame(BEAT, self.status)
-        if self.sending:
-            data = self.sending[0].part()
-            if self.sending[0].done:
-                del self.sending[0]
-            return data
-        return None
-
-    def status_due(self, now: float) -> bool:
-        assert self.seat is not None
-        if now - self.spoke > BEAT_S:
-            return True
-        if self.gate.flags != self.status[0]:
-            return True
-        return now - self.status_at > STATUS_S and self.gate.status(self.seat) != self.status
-
-    def tick(self, now: float) -> None:
-        """What is due by the clock."""
-        if self.seat is None:
-            if now - self.opened > self.gate.greet_s:
-                self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
-        elif now - self.heard > self.gate.silent or (self.writing and now - self.writing > self.gate.silent):
-            self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor fell silent")
-        else:
-            self.look()
-            if self.wants:
-                self.look_values()
-            if self.status_due(now) or any(lane.owes(half=False) for lane in self.lanes):
-                self.wake()
 
 
 class Gate:
@@ -501,17 +54,17 @@ class Gate:
             door.check(token)
         self.seats, self.doors, self.leave, self.silent, self.greet_s = list(seats), list(doors), leave, silent, greet
         self._token, self._board, self._bell = token, board, bell
-        self._streams: dict[str, _Stream] = {}  # seat -> its stream
-        self._open: set[_Stream] = set()  # those without a seat too
+        self._streams: dict[str, ActorStream] = {}  # seat -> its stream
+        self._open: set[ActorStream] = set()  # those without a seat too
         began = time.monotonic()
         self._left = {seat.name: began for seat in seats if seat.session}  # seats that wait for their actor, since when
-        self._values: dict[int, tuple[int, Array]] = {}  # the newest of each value, as it is sent
+        self._values: dict[int, tuple[int, bytes]] = {}  # the newest of each value, as it is sent
         self._told: dict[str, dict[str, float]] = {}
         self.frames_in = self.frames_out = self.bytes_in = self.bytes_out = self.refused = self.reconnects = 0
         self._said = 0.0  # when a refusal was logged last
         self._spins = 0
         self._stepped = time.monotonic()
-        self.flags, self._counts = 0, [0] * len(NAMES)
+        self.flags = 0
         self._error: BaseException | None = None
         self._servers: list[Any] = []
         self.addresses: list[str] = []  # those of the doors, with their real ports
@@ -588,7 +141,7 @@ class Gate:
 
     # What streams ask of it.
 
-    def greet(self, stream: _Stream, told: dict[str, Any]) -> None:
+    def greet(self, stream: ActorStream, told: dict[str, Any]) -> None:
         protocol, version, session = told.get("protocol"), told.get("veldt"), told.get("session")
         name, again = told.get("seat", ""), told.get("again", False)
         if (protocol, version) != (wire.PROTOCOL, veldt.__version__):
@@ -619,7 +172,7 @@ class Gate:
             self.reconnects += 1
         self._sit(stream, seat)
 
-    def refuse(self, stream: _Stream, why: str) -> None:
+    def refuse(self, stream: ActorStream, why: str) -> None:
         self.refused += 1
         now = time.monotonic()
         if now - self._said > 10.0:  # whoever sends nonsense does not fill the log
@@ -637,16 +190,16 @@ class Gate:
         if len(known) < wire.MOST_METRICS:
             known |= metrics
 
-    def value(self, reader: LatestReader, have: int) -> tuple[int, Array] | None:
-        """The newest, which all who want it share."""
-        known = self._values.get(id(reader))
-        found = reader.read(-1 if known is None else known[0], np.uint8)
+    def value(self, cell: Latest, have: int) -> tuple[int, bytes] | None:
+        """The newest, with its format; all who want it share these bytes."""
+        known = self._values.get(id(cell))
+        found = cell.read_bytes(-1 if known is None else known[0])
         if found is not None:
-            known = self._values[id(reader)] = found
+            known = self._values[id(cell)] = found[0], wire.pack_value(cell.format, found[1])
         return known if known is not None and known[0] != have else None
 
     def status(self, seat: Seat) -> bytes:
-        return STATUS.pack(self.flags, *self._counts, *seat.counted())
+        return STATUS.pack(self.flags, *seat.totals(), *seat.counted())
 
     def spin(self) -> None:
         """A question was handed on: looks for its answer for a while, instead of falling asleep."""
@@ -693,20 +246,20 @@ class Gate:
             earlier.lanes = []
             earlier.seat = None
 
-    def _sit(self, stream: _Stream, seat: Seat) -> None:
+    def _sit(self, stream: ActorStream, seat: Seat) -> None:
         self._streams[seat.name] = stream
         self._left.pop(seat.name, None)
         self._look_at_board()
         stream.seat = seat
-        stream.lanes = [_Lane(port, i) for i, port in enumerate(seat.ports)]
+        stream.lanes = [Lane(port, i) for i, port in enumerate(seat.ports)]
         stream.status, incarnation = self.status(seat), seat.record[INCARNATION]
         told = {
             "protocol": wire.PROTOCOL,
             "veldt": veldt.__version__,
             "seat": seat.name,
             "incarnation": incarnation,
-            "ports": [_described(lane) for lane in stream.lanes],
-            "latest": list(seat.latest),
+            "ports": [describe(lane) for lane in stream.lanes],
+            "latest": list(seat.cells),
             "assignment": seat.assignment(incarnation),
             "status": STATUS.unpack(stream.status),
             "lz4": _has_lz4(),
@@ -714,7 +267,7 @@ class Gate:
         stream.first = frame(WELCOME, wire.dump_json(told))
         stream.wake()
 
-    def _leave(self, stream: _Stream) -> None:
+    def _leave(self, stream: ActorStream) -> None:
         self._open.discard(stream)
         seat = stream.seat
         if seat is None or self._streams.get(seat.name) is not stream:
@@ -755,7 +308,7 @@ class Gate:
         async def handle(_: Any, context: Any) -> None:
             if token and not _is_authorized(context.invocation_metadata(), token):
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong or missing")
-            stream = _Stream(self, context)
+            stream = ActorStream(self, context)
             self._open.add(stream)
             try:
                 await stream.live()
@@ -777,19 +330,6 @@ class Gate:
     def _look_at_board(self) -> None:
         board = self._board
         self.flags = STOPPING * board.stopping | HOLD * board.hold | QUIT * board.quit
-        self._counts = board.counts.sum(axis=0).tolist()
-
-
-def _described(lane: _Lane) -> dict[str, Any]:
-    port = lane.port
-    return {
-        "name": port.name,
-        "formats": wire.describe(port.formats),
-        "written": port.there.written,
-        "window": port.window,
-        "answers": None if port.back is None else wire.describe(port.answers),
-        "tail": lane.tail,
-    }
 
 
 def _is_session(value: Any) -> bool:

@@ -10,16 +10,12 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections import deque
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 import veldt
 from veldt.counters import NAMES
 from veldt.errors import UserError
-from veldt.records.tree import Array, Tree
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import (
     ACK_S,
@@ -37,6 +33,7 @@ from veldt.runtime.grpc.connection import (
     is_loopback,
     is_unix,
 )
+from veldt.runtime.grpc.mailboxes import LinkCell, LinkInbox, LinkOutbox, LinkRows
 from veldt.runtime.grpc.wire import (
     ACK,
     BEAT,
@@ -45,202 +42,20 @@ from veldt.runtime.grpc.wire import (
     END,
     HELLO,
     HOLD,
-    PART,
     QUIT,
     STATUS,
     STOPPING,
     TOLD,
     VALUE,
-    WANT,
     WELCOME,
-    Formats,
     Frame,
     Refused,
     frame,
 )
+from veldt.runtime.proxies import CallerEnds
+from veldt.shared import Cell
 
 TOLD_S = 0.1  # between two reports of counts
-
-
-class LinkOutbox:
-    """Messages to one node of the run. It keeps them until the run says that they are in its shared memory."""
-
-    def __init__(self, link: Link, channel: int, told: dict[str, Any]) -> None:
-        self._link, self._channel = link, channel
-        self._formats = Formats(wire.described(told["formats"]))
-        self.window = int(told["window"])
-        self._kept: deque[bytes] = deque()  # frames that are not acknowledged
-        self._base = int(told["written"])  # the number of the first of them
-        self._sent = 0  # how many of them are on their way
-
-    @property
-    def written(self) -> int:
-        return self._base + len(self._kept)
-
-    @property
-    def settled(self) -> bool:
-        return not self._kept
-
-    def put(self, tree: Tree) -> bool:
-        """False: too many are on their way; keep it and try again."""
-        if len(self._kept) >= self.window:
-            return False
-        link = self._link
-        format_, flags, parts = self._formats.pack(tree, link.compress)
-        inbox, number = link.inboxes[self._channel], self._base + len(self._kept)
-        ack = 0 if inbox is None else inbox.taken()
-        self._kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
-        link.wake()
-        return True
-
-    def next(self) -> bytes | None:
-        if self._sent == len(self._kept):
-            return None
-        self._sent += 1
-        return self._kept[self._sent - 1]
-
-    def written_there(self, count: int) -> None:
-        """The run has all messages before this number."""
-        if not self._base <= count <= self._base + len(self._kept):
-            if count < self._base:
-                return
-            raise Refused("the run acknowledges what was never sent")
-        for _ in range(count - self._base):
-            self._kept.popleft()
-        self._sent = max(0, self._sent - (count - self._base))
-        self._base = count
-
-    def again(self, written: int) -> None:
-        """The stream is a new one: what the run does not have is sent again."""
-        self.written_there(written)
-        self._sent = 0
-
-
-class LinkInbox:
-    """Answers of one node of the run."""
-
-    def __init__(self, channel: int, told: dict[str, Any]) -> None:
-        self._channel = channel
-        self._formats = Formats(wire.described(told["answers"]), finite=False)
-        self.slots = int(told["window"])
-        self._next = int(told["tail"])  # the number of the next that comes
-        self._acked = self._next
-        self._trees: deque[Tree] = deque()
-
-    @property
-    def waiting(self) -> int:
-        return len(self._trees)
-
-    def peek(self) -> Tree | None:
-        return self._trees[0] if self._trees else None
-
-    def pop(self) -> None:
-        self._trees.popleft()
-
-    def taken(self) -> int:
-        """How many came, which a frame that leaves now says."""
-        self._acked = self._next
-        return self._next
-
-    def take(self, came: Frame) -> bool:
-        if came.number < self._next:
-            return False  # it came before, over an earlier stream
-        if came.number > self._next:
-            raise Refused("an answer is missing")
-        self._trees.append(self._formats.unpack(came))
-        self._next += 1
-        return True
-
-    @property
-    def owed(self) -> int:
-        return self._next - self._acked
-
-    def ack(self) -> bytes:
-        return frame(ACK, channel=self._channel, ack=self.taken())
-
-
-class LinkLatest:
-    """The newest of a value, which the run sends as soon as there is one that the actor does not have."""
-
-    def __init__(self, link: Link, channel: int) -> None:
-        self._link, self._channel = link, channel
-        self._value: tuple[int, bytes | bytearray] | None = None
-        self._wanted = False  # and not yet come
-        self._have = -1
-        self._asked = False  # over this stream
-        self._parts, self._tag = bytearray(), 0
-
-    def read(self, have: int, dtype: npt.DTypeLike) -> tuple[int, Array] | None:
-        value = self._value
-        if value is not None and value[0] == have:
-            value = None
-        if value is None and not self._wanted:
-            self._wanted, self._asked, self._have = True, False, have
-            self._link.wake()
-        if value is None:
-            return None
-        return value[0], np.frombuffer(value[1], dtype)
-
-    def write(self, tag: int, value: Array) -> None:
-        raise NotImplementedError("an actor publishes nothing")
-
-    def next(self) -> bytes | None:
-        if self._asked or not self._wanted:
-            return None
-        self._asked = True
-        return frame(WANT, channel=self._channel, number=self._have)
-
-    def again(self) -> None:
-        self._asked, self._parts = False, bytearray()
-
-    def take(self, came: Frame) -> bool:
-        """One part of it; True: the value is whole."""
-        if len(came.payload) < PART.size:
-            raise Refused("a part of a value is too short")
-        offset, total = PART.unpack_from(came.payload)
-        part = came.payload[PART.size :]
-        if offset == 0:
-            self._parts, self._tag = bytearray(), came.number
-        if offset != len(self._parts) or came.number != self._tag or offset + len(part) > total:
-            raise Refused("a part of a value is missing")
-        self._parts += part
-        if len(self._parts) < total:
-            return False
-        self._value, self._parts = (wire.signed(self._tag), self._parts), bytearray()
-        self._wanted = False
-        return True
-
-
-class LinkCounters:
-    """`veldt.counters.Counters` of the whole run, as far as it is known here, and what was not told yet."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.mine = dict.fromkeys(NAMES, 0)  # of this session
-        self.run = dict.fromkeys(NAMES, 0)
-        self.counted = dict.fromkeys(NAMES, 0)  # what of mine the run's counts have
-
-    def add(self, name: str, n: int) -> None:
-        self.mine[name] += int(n)  # one of numpy cannot be told
-
-    def get(self, name: str) -> int:
-        return self.run[name] + self.mine[name] - self.counted[name]
-
-    def put(self, name: str, n: int) -> None:
-        self.add(name, n - self.get(name))
-
-    @property
-    def stopping(self) -> bool:
-        """Whoever asks this in the midst of a long step is heard by the run."""
-        self._link.breathe()
-        return self._link.stopping
-
-    def state(self) -> dict[str, Any]:
-        return {"counts": {name: self.get(name) for name in NAMES}}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        for name in NAMES:
-            self.put(name, int(state["counts"].get(name, 0)))
 
 
 # The run does not want this actor, or not like this; to try again does not help.
@@ -282,12 +97,12 @@ class Link:
         self.incarnation = 0
         self.reconnects = -1
         self.flags = 0
-        self.counters = LinkCounters(self)
+        self.rows = LinkRows(self)
         self.outboxes: list[LinkOutbox] = []
         self.inboxes: list[LinkInbox | None] = []
-        self._latest: list[LinkLatest] = []
+        self._cells: list[LinkCell] = []
         self._channels: dict[str, int] = {}
-        self._latest_at: dict[str, int] = {}
+        self._cells_at: dict[str, int] = {}
         self._welcome: dict[str, Any] | None = None
         self._largest = 4 << 20
         self._loop = asyncio.new_event_loop()
@@ -300,7 +115,7 @@ class Link:
         self._why = "it does not answer"
         self._came = self._waiting = self._closing = False
         self._heard = self._spoke = self._stepped = self._lost = self._opened = time.monotonic()
-        self._told_at, self._told = 0.0, dict.fromkeys(NAMES, 0)
+        self._told_at, self._told = 0.0, [0] * len(NAMES)
         self._metrics: dict[str, float] = {}
         self._bye = 0  # 1: it is to be said; 2: it was
 
@@ -313,16 +128,18 @@ class Link:
             self.wait(1.0)
         return self._welcome
 
-    def outbox(self, name: str) -> LinkOutbox:
-        return self.outboxes[self._channels[name]]
+    def ends(self, node: str, cells: Mapping[str, Cell]) -> CallerEnds:
+        """The ends of the channel to a node of the run."""
+        stream, calls = self._channels.get(f"{node} stream"), self._channels.get(f"{node} calls")
+        return CallerEnds(
+            None if stream is None else self.outboxes[stream],
+            None if calls is None else self.outboxes[calls],
+            None if calls is None else self.inboxes[calls],
+            cells,
+        )
 
-    def inbox(self, name: str) -> LinkInbox:
-        inbox = self.inboxes[self._channels[name]]
-        assert inbox is not None, f"{name} does not answer"
-        return inbox
-
-    def latest(self, name: str) -> LinkLatest:
-        return self._latest[self._latest_at[name]]
+    def cell(self, name: str) -> LinkCell:
+        return self._cells[self._cells_at[name]]
 
     @property
     def connected(self) -> bool:
@@ -546,8 +363,8 @@ class Link:
             self._channels = {str(port["name"]): i for i, port in enumerate(ports)}
             self.inboxes = [LinkInbox(i, port) if port["answers"] is not None else None for i, port in enumerate(ports)]
             self.outboxes = [LinkOutbox(self, i, port) for i, port in enumerate(ports)]
-            self._latest_at = {str(name): i for i, name in enumerate(told["latest"])}
-            self._latest = [LinkLatest(self, i) for i in range(len(self._latest_at))]
+            self._cells_at = {str(name): i for i, name in enumerate(told["latest"])}
+            self._cells = [LinkCell(self, i) for i in range(len(self._cells_at))]
             largest = max((inbox._formats.largest for inbox in self.inboxes if inbox is not None), default=0)
             self._largest = max(self._largest, largest + wire.HEADER.size)
             if self.compress and not told["lz4"]:
@@ -557,9 +374,9 @@ class Link:
                 raise LinkLost(f"The seat {self.seat} of the run at {self.address} was given to another actor.")
             for outbox, port in zip(self.outboxes, told["ports"], strict=True):
                 outbox.again(int(port["written"]))
-            for latest in self._latest:
+            for latest in self._cells:
                 latest.again()
-        self._told = dict.fromkeys(NAMES, 0)  # the run is told again
+        self._told = [0] * len(NAMES)  # the run gets them again
         self._told_at = 0.0
         self._status(STATUS.pack(*map(int, told["status"])))
 
@@ -570,8 +387,7 @@ class Link:
         if flags != self.flags:
             self._came = True
         self.flags = flags
-        for i, name in enumerate(NAMES):
-            self.counters.run[name], self.counters.counted[name] = counts[i], counts[len(NAMES) + i]
+        self.rows.run, self.rows.counted = counts[: len(NAMES)], counts[len(NAMES) :]
 
     def _take(self, data: bytes) -> None:
         came = wire.parse(data)
@@ -593,9 +409,9 @@ class Link:
         elif kind == BEAT:
             self._status(came.payload)
         elif kind == VALUE:
-            if came.channel >= len(self._latest):
+            if came.channel >= len(self._cells):
                 raise Refused("a value has no known name")
-            self._came |= self._latest[came.channel].take(came)
+            self._came |= self._cells[came.channel].take(came)
         elif kind == END:
             self.flags |= QUIT
             self._came = True
@@ -632,7 +448,7 @@ class Link:
         for outbox in self.outboxes:
             if (data := outbox.next()) is not None:
                 return data
-        for latest in self._latest:
+        for latest in self._cells:
             if (data := latest.next()) is not None:
                 return data
         now = time.monotonic()
@@ -640,15 +456,15 @@ class Link:
             if inbox is not None and inbox.owed and (2 * inbox.owed >= inbox.slots or now - self._spoke > ACK_S):
                 return inbox.ack()
         if self._news() and (now - self._told_at > TOLD_S or self._bye):
-            told = {"counts": list(self.counters.mine.values()), "metrics": self._metrics}
-            self._told, self._metrics, self._told_at = dict(self.counters.mine), {}, now
+            told = {"counts": self.rows.mine, "metrics": self._metrics}
+            self._told, self._metrics, self._told_at = list(self.rows.mine), {}, now
             return frame(TOLD, wire.dump_json(told))
         if now - self._spoke > BEAT_S:
             return frame(BEAT)
         return None
 
     def _news(self) -> bool:
-        return bool(self._metrics) or self._told != self.counters.mine
+        return bool(self._metrics) or self._told != self.rows.mine
 
     def _due(self, now: float) -> bool:
         """Whether the clock alone makes something to send."""

@@ -20,7 +20,7 @@ import numpy as np
 from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.records.tree import Array, Tree
-from veldt.runtime.shm import ALIGN, Bytes, Format
+from veldt.runtime.shm.format import ALIGN, Bytes, Format
 
 PROTOCOL = 2
 HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: all that the checksum covers but the payload
@@ -212,6 +212,29 @@ def described(told: Any) -> list[Format]:
         return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in told]
     except (TypeError, ValueError, OverflowError):
         raise Refused("formats that are none") from None
+
+
+VALUE_HEAD = struct.Struct("<Q")  # bytes of the format that comes before the arrays of a value; a multiple of 8 with them
+
+
+def pack_value(format_: Format, data: Array) -> bytes:
+    """A value of a cell, with its format."""
+    described = format_.dump()
+    described += b" " * (-len(described) % ALIGN)
+    return VALUE_HEAD.pack(len(described)) + described + data.tobytes()
+
+
+def unpack_value(data: bytes | bytearray) -> Tree:
+    """What `pack_value` packed, as views of it."""
+    try:
+        (length,) = VALUE_HEAD.unpack_from(data)
+        (format_,) = described([json.loads(bytes(data[VALUE_HEAD.size : VALUE_HEAD.size + length]))])
+    except (struct.error, ValueError, RecursionError):
+        raise Refused("a value without a format") from None
+    payload = memoryview(data)[VALUE_HEAD.size + length :]
+    if len(payload) != format_.nbytes:
+        raise Refused("a value that does not fit its format")
+    return Columns(format_).views(payload)
 
 
 def dump_json(value: Any) -> bytes:

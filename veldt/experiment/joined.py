@@ -12,12 +12,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from veldt.counters import Counters
 from veldt.errors import UserError
+from veldt.ports import ports_of
+from veldt.program import INCARNATION, Given, Program
 from veldt.runtime.grpc.connection import read_token
 from veldt.runtime.grpc.link import Link
+from veldt.runtime.host import Host
+from veldt.runtime.proxies import Proxy
 
 log = logging.getLogger("veldt")
 
@@ -71,50 +77,52 @@ def live(
     env = str(told["env"])
     if ":" in env and env != allowed:
         raise UserError(f"The run wants the environment {env}, which is code to import; allow it with --env {env}.")
-    objects = _central(link, told) if told["inference"] == CENTRAL else _local(link, told)
-    workers = [x for x in objects.values() if hasattr(x, "step")]
-    said = 0.0
+    host = _central(link, told) if told["inference"] == CENTRAL else _local(link, told)
+    reported = 0.0
     say(f"acting in {env} as actor/{told['index']} (life {link.incarnation}), with {told['inference']} inference")
     try:
         while not link.quit and not leaving():
-            worked = not link.hold and any([worker.step() for worker in workers])
+            worked = not link.hold and host.step()
             now = time.monotonic()
-            if now - said > METRICS_S:
-                said = now
-                for thing in objects.values():
-                    link.tell(thing.metrics() if hasattr(thing, "metrics") else {})
+            if now - reported > METRICS_S:
+                reported = now
+                link.tell(host.metrics())
             if worked:
                 link.step()
             else:
                 link.wait(WAIT_S)
     finally:
-        for thing in objects.values():
-            if hasattr(thing, "close"):
-                thing.close()
+        host.close()
 
 
-def _central(link: Link, told: dict[str, Any]) -> dict[str, Any]:
+def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
+    """The nodes of a program that are not in the run."""
+    given = Given(known, {}, {INCARNATION.what: link.incarnation})
+    return Host([node for name, node in program.nodes.items() if name not in known], known, lambda node: given)
+
+
+def _central(link: Link, told: dict[str, Any]) -> Host:
     os.environ["VELDT_LIGHT"] = "1"
-    from functools import partial
-
     from veldt.acting.actor import Actor
+    from veldt.acting.seam import Policy
     from veldt.envs import make_env
-    from veldt.runtime.remote import Channel, RemotePolicy
 
-    policy: Any = RemotePolicy(Channel(link.outbox("recorder"), link.inbox("recorder")))
+    known = {"recorder": Proxy(ports_of(Policy), link.ends("recorder", {})), "counters": Counters(link.rows)}
+    program = Program()
+    recorder, counters = (program.add(name, object) for name in known)
     envs, name = partial(make_env, str(told["env"]), protocol=str(told["protocol"])), f"actor/{int(told['index'])}"
     groups = tuple(int(group) for group in told["groups"])
-    counters: Any = link.counters
-    return {name: Actor(envs, int(told["n"]), policy, counters, int(told["seed"]), name, groups, link.incarnation)}
+    program.add(name, Actor, envs, int(told["n"]), recorder, counters, int(told["seed"]), name, groups, INCARNATION)
+    return _host(link, program, known)
 
 
-def _local(link: Link, told: dict[str, Any]) -> dict[str, Any]:
+def _local(link: Link, told: dict[str, Any]) -> Host:
     import torch
 
     from veldt.experiment import recipes
     from veldt.experiment.config import override
-    from veldt.program import Program, resolve
-    from veldt.runtime.remote import Channel, RemoteParams, RemoteStore
+    from veldt.learning.params import LatestParams
+    from veldt.storing.replay import Store
     from veldt.topologies.apex import add_actor
 
     torch.set_num_threads(1)
@@ -122,17 +130,11 @@ def _local(link: Link, told: dict[str, Any]) -> dict[str, Any]:
     config = override(recipes.make(str(values["recipe"]), str(values["env"])), values)
     with contextlib.closing(config.envs()) as envs:
         env = envs.spec
-    program = Program()
-    refs = [program.add(name, object) for name in ("store", "params", "counters")]
-    add_actor(program, config, env, int(told["index"]), *refs)
-    objects: dict[str, Any] = {}
     known = {
-        "store": RemoteStore(Channel(link.outbox("store"), None)),
-        "params": RemoteParams(link.latest("params")),
-        "counters": link.counters,
+        "store": Proxy(ports_of(Store), link.ends("store", {})),
+        "params": LatestParams(link.cell("cell params")),
+        "counters": Counters(link.rows),
     }
-    for name, node in program.nodes.items():
-        if name not in known:
-            args, kwargs = resolve((node.args, node.kwargs), known | objects, link.incarnation)
-            objects[name] = node.build(*args, **kwargs)
-    return objects
+    program = Program()
+    add_actor(program, config, env, int(told["index"]), *(program.add(name, object) for name in known))
+    return _host(link, program, known)

@@ -1,0 +1,32 @@
+"""The seam between acting and inference. Needs no torch: an actor under central inference has none."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from veldt.ports import call, stream
+from veldt.records.tree import Tree
+
+
+class Policy(Protocol):
+    """Where inference happens: takes the step records of groups of environments and returns actions.
+
+    policy.send(group, step)          # records [n] of the environments of one group
+    actions = policy.recv(group)      # None: not yet, step another group meanwhile
+    """
+
+    @call(reply="recv", after="record", due="due")
+    def send(self, group: int, step: Tree) -> bool: ...  # False: not now, keep it and try again
+
+    def recv(self, group: int) -> Tree | None: ...  # {"action": [n]}, and what the algorithm records beside it
+
+    @call
+    def flush(self, group: int) -> bool: ...  # True: all that was recorded is in the store
+
+    @stream(cancels="send")
+    def reset(self, group: int) -> None: ...  # a new incarnation: drop partial blocks, zero the recurrent state
+
+    def record(self) -> None: ...  # does what could wait until the replies were sent
+
+    @property
+    def due(self) -> float: ...  # when a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting

@@ -1,0 +1,259 @@
+"""Ports: how a method of a node travels when its caller is in another process.
+
+A seam is a class, often a Protocol, whose methods are marked. A node class that derives from it, or that marks methods of
+its own, works under every runtime: proxies, services and back-pressure follow from the marks.
+
+    class ParamShard:
+        @stream                                   # one way, bounded. False: full, keep it and try again
+        def push(self, gradient: Array, at: int) -> bool: ...
+
+        @call                                     # request and reply. None or False: not yet, call again
+        def take(self, worker: int) -> Task | None: ...
+
+        @latest                                   # one writer, many readers, the newest value wins
+        def weights(self, have: int = -1) -> Weights | None: ...
+
+**stream**: the caller's process has a ring of its own to the node. The node is called in the order of the ring. While it
+returns False, the message stays at the head of the ring, the ring fills up, and the caller gets False. A stream method that
+returns nothing never refuses: its proxy keeps the message until there is room.
+
+**call**: the node's method is called until it returns something, which is sent back. The caller repeats the call with the
+same integers until the reply is there; these integers identify the call, so one caller may wait for several at a time. A
+call may also be split in two methods: `@call(reply="recv")` on `send` sends the request and returns whether it was taken,
+and `recv` with the same integers returns the reply or None. `after` names a method that is called once replies were sent
+(work that callers need not wait for), `due` an attribute: the time by which a reply will be ready, in seconds of
+`time.monotonic`.
+
+**latest**: the method returns a NamedTuple that begins with an integer, its version; None if the caller has that version.
+
+Delivery: each message has a number in its channel, counted over all lives of both ends. A message is taken off its ring
+after the node has accepted it. A node that is killed in between gets it again in its next life; one whose data outlives its
+process takes a parameter `source` (channel and number), stores it with the data, and ignores what it has stored before.
+Replies are kept in their ring, so a request that was answered is not answered again. Nothing else deduplicates.
+
+Arguments and results are arrays, dicts of arrays, numbers, None, and NamedTuples of these. Anything else needs a `codec`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+import numpy as np
+
+from veldt.records.tree import Tree
+
+F = TypeVar("F", bound=Callable[..., Any])
+STREAM, CALL, LATEST = "stream", "call", "latest"
+MARK = "_veldt_port"
+
+
+class Codec(Protocol):
+    """Turns the arguments of a method into one message, a flat dict of arrays, and back."""
+
+    def pack(self, *args: Any) -> Tree: ...
+    def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True)
+class Port:
+    """One marked method. It is sent to processes that do not import the node's class."""
+
+    name: str
+    kind: str
+    arguments: Codec
+    result: Value
+    keys: tuple[int, ...] = ()  # call: which arguments identify it
+    reply: str = ""  # call: the method that returns the reply, if that is another one
+    after: str = ""
+    due: str = ""
+    cancels: str = ""  # stream: the call that it withdraws; such a message is sent in order with the calls
+    refuses: bool = True  # stream: the method returns a bool
+    source: bool = False  # the method takes the keyword `source`
+
+    @property
+    def with_calls(self) -> bool:
+        return self.kind == CALL or bool(self.cancels)
+
+
+@overload
+def stream(method: F) -> F: ...
+@overload
+def stream(*, cancels: str = "", codec: Codec | None = None) -> Callable[[F], F]: ...
+def stream(method: Any = None, *, cancels: str = "", codec: Codec | None = None) -> Any:
+    """One way, bounded, in order. `cancels` names a call of the same node with the same integers, which it withdraws."""
+    return _mark(method, STREAM, {"cancels": cancels}, codec)
+
+
+@overload
+def call(method: F) -> F: ...
+@overload
+def call(*, reply: str = "", after: str = "", due: str = "", codec: Codec | None = None) -> Callable[[F], F]: ...
+def call(method: Any = None, *, reply: str = "", after: str = "", due: str = "", codec: Codec | None = None) -> Any:
+    """Request and reply."""
+    return _mark(method, CALL, {"reply": reply, "after": after, "due": due}, codec)
+
+
+def latest(method: F) -> F:
+    """The newest value wins."""
+    marked: F = _mark(method, LATEST, {}, None)
+    return marked
+
+
+def _mark(method: Any, kind: str, options: dict[str, str], codec: Codec | None) -> Any:
+    def mark(function: Any) -> Any:
+        setattr(function, MARK, (kind, options, codec))
+        return function
+
+    return mark if method is None else mark(method)
+
+
+def ports_of(node_class: type) -> dict[str, Port]:
+    """The ports of a node class by name: its own marks and those of the classes it derives from."""
+    found: dict[str, Port] = {}
+    for name in dir(node_class):
+        for owner in node_class.__mro__:
+            marked = vars(owner).get(name)
+            if hasattr(marked, MARK):
+                found[name] = _port(name, owner, marked)
+                break
+    return found
+
+
+def _port(name: str, owner: type, method: Any) -> Port:
+    kind, options, codec = getattr(method, MARK)
+    hints = get_type_hints(method)
+    names = [p for p in inspect.signature(method).parameters if p not in ("self", "source")]
+    values = [value_of(hints.get(p, Any), f"{owner.__name__}.{name}: {p}") for p in names] if codec is None else []
+    replies = get_type_hints(getattr(owner, options["reply"])) if options.get("reply") else hints
+    refuses = hints.get("return") is not NoneType
+    return Port(
+        name,
+        kind,
+        codec or Arguments(tuple(names), tuple(values)),
+        value_of(replies.get("return", Any), f"the result of {owner.__name__}.{name}"),
+        tuple(i for i, value in enumerate(values) if value.kind is int),
+        refuses=refuses,
+        source="source" in inspect.signature(method).parameters,
+        **options,
+    )
+
+
+class Value(NamedTuple):
+    """How one argument or result is laid out: a number or an array is a column, a dict has a column for each key."""
+
+    kind: Any  # int, float, bool, np.ndarray, dict, NoneType, or a NamedTuple class
+    optional: bool = False
+    fields: tuple[tuple[str, Any], ...] = ()  # of a NamedTuple: names and Values
+
+    def pack(self, name: str, value: Any, message: Tree) -> None:
+        if value is None:
+            assert self.optional or self.kind is NoneType, f"{name} is None"
+        elif self.kind is dict:
+            message |= {f"{name}/{key}": x for key, x in value.items()}
+        elif self.fields:
+            for i, (part, kind) in enumerate(self.fields):
+                kind.pack(f"{name}.{part}", value[i], message)
+        else:
+            message[name] = value if isinstance(value, np.ndarray) else np.array(value, DTYPES.get(self.kind))
+
+    def unpack(self, name: str, message: Tree) -> Any:
+        """Arrays are views of the message."""
+        if self.kind is dict:
+            start = len(name) + 1
+            return {key[start:]: x for key, x in message.items() if key.startswith(f"{name}/")}
+        if self.fields:
+            values = [kind.unpack(f"{name}.{part}", message) for part, kind in self.fields]
+            return None if self.optional and all(x is None or x == {} for x in values) else self.kind(*values)
+        found = message.get(name)
+        if found is None or self.kind not in DTYPES:
+            return found
+        return self.kind(found)
+
+    def copy(self, name: str, message: Tree) -> Any:
+        """As `unpack`, with arrays of its own."""
+        return self.unpack(name, {key: x.copy() for key, x in message.items() if _under(key, name)})
+
+
+DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
+
+
+def _under(key: str, name: str) -> bool:
+    return key.startswith(name) and (len(key) == len(name) or key[len(name)] in "/.")
+
+
+def value_of(hint: Any, where: str) -> Value:
+    """The layout that a type annotation describes."""
+    optional = False
+    if get_origin(hint) in (Union, UnionType):
+        others = [part for part in get_args(hint) if part is not NoneType]
+        optional = len(others) < len(get_args(hint))
+        hint = others[0] if len(others) == 1 else object
+    kind = get_origin(hint) or hint
+    if kind in (int, float, bool, NoneType, dict, np.ndarray):
+        return Value(kind, optional)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        hints = get_type_hints(kind)
+        fields = tuple((name, value_of(hints[name], f"{where}.{name}")) for name in kind._fields)
+        return Value(kind, optional, fields)
+    raise TypeError(
+        f"{where} is {hint}: it cannot travel between processes; use arrays, dicts of arrays, numbers or a codec"
+    )
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The codec of a method whose arguments are arrays, dicts of arrays and numbers: columns under their names."""
+
+    names: tuple[str, ...]
+    values: tuple[Value, ...]
+
+    def pack(self, *args: Any) -> Tree:
+        message: Tree = {}
+        for i, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
+            value.pack(name, args[i] if i < len(args) else None, message)
+        return message
+
+    def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]:
+        return tuple(value.unpack(name, message) for name, value in zip(self.names, self.values, strict=True))
+
+
+class Source(NamedTuple):
+    """Where a message came from. It is set by the host that received it, never by the sender."""
+
+    channel: int
+    number: int  # of the message in its channel, from 0, over all lives of the sender
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Example arguments and results of one port, for transports that must know the formats of messages beforehand."""
+
+    arguments: Sequence[tuple[Any, ...]] = ()
+    results: Sequence[Any] = field(default=())
+
+
+def example_messages(port: Port, given: Examples | None) -> tuple[list[Tree], list[Tree]]:
+    """Messages to a port, and of a call its replies. Numbers need no example."""
+    if given is None:
+        numbers = port.arguments.values if isinstance(port.arguments, Arguments) else ()
+        if not isinstance(port.arguments, Arguments) or any(value.kind not in DTYPES for value in numbers):
+            raise TypeError(f"{port.name} has arguments whose shapes are unknown: give examples to program.add")
+        given = Examples([tuple(value.kind(0) for value in numbers)])
+    there = [port.arguments.pack(*args) for args in given.arguments]
+    back: list[Tree] = []
+    if port.kind == CALL:
+        results = given.results or ([port.result.kind(0)] if port.result.kind in DTYPES else [])
+        if not results:
+            raise TypeError(f"{port.name} has a result whose shape is unknown: give examples to program.add")
+        for result in results:
+            message: Tree = {}
+            port.result.pack(RESULT, result, message)
+            back.append(message)
+    return there, back
+
+
+RESULT = "result"

@@ -1,0 +1,81 @@
+"""Host: builds some nodes of a program and steps the workers among them. Inline it has all nodes, elsewhere those of one
+process, on this machine or on another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from veldt.program import Given, Node
+from veldt.runtime.base import busy_parts, merge, spent
+
+
+class Host:
+    def __init__(self, nodes: Iterable[Node], known: dict[str, Any], given: Callable[[Node], Given]) -> None:
+        """`known` has the proxies of nodes that are elsewhere; what is built here is added to it."""
+        self.nodes = list(nodes)
+        self.objects: dict[str, Any] = {}
+        try:
+            for node in self.nodes:
+                self.objects[node.name] = known[node.name] = given(node).build(node)
+        except BaseException:
+            self.close()
+            raise
+        self.workers = [(node, self.objects[node.name]) for node in self.nodes if hasattr(self.objects[node.name], "step")]
+        self._busy = [0.0] * len(self.workers)
+        self._spent: dict[str, float] = {}
+
+    def step(self) -> bool:
+        """Every worker once; whether any of them did something."""
+        return any([self.step_worker(i) for i in range(len(self.workers))])
+
+    def step_worker(self, index: int) -> bool:
+        began = time.perf_counter()
+        worked: bool = self.workers[index][1].step()
+        if worked:
+            self._busy[index] += time.perf_counter() - began
+        return worked
+
+    def metrics(self) -> dict[str, float]:
+        """What the nodes report."""
+        return merge(thing.metrics() for thing in self._with("metrics").values())
+
+    def busy(self, elapsed: float) -> dict[str, float]:
+        """`busy/role`: the fraction of the elapsed time that each kind of worker took, and parts of their steps."""
+        roles = {node.name: node.role for node, _ in self.workers}
+        for name, seconds in spent(dict((node.name, worker) for node, worker in self.workers)).items():
+            part, _, worker = name.partition("/")
+            self._spent[f"{part}/{worker}"] = self._spent.get(f"{part}/{worker}", 0.0) + seconds
+        taken = {f"{roles[node.name]}/{node.name}": self._busy[i] for i, (node, _) in enumerate(self.workers)}
+        return busy_parts(taken | self._spent, elapsed)
+
+    def forget_busy(self) -> None:
+        """Starts anew with the fractions of `busy`."""
+        self._busy, self._spent = [0.0] * len(self.workers), {}
+
+    def cut(self) -> list[str]:
+        """Asks all nodes to prepare for a checkpoint; those that cannot yet."""
+        return [name for name, thing in self._with("cut").items() if not thing.cut()]
+
+    def resume(self, number: int) -> None:
+        for thing in self._with("resume").values():
+            thing.resume(number)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return {name: thing.state() for name, thing in self._with("state").items()}
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        for name, thing in self._with("load_state").items():
+            if name in state:
+                thing.load_state(state[name])
+
+    def close(self) -> None:
+        for thing in self._with("close").values():
+            thing.close()
+
+    def stores(self) -> dict[str, Any]:
+        return self._with("load_blocks")
+
+    def _with(self, method: str) -> dict[str, Any]:
+        return {name: thing for name, thing in self.objects.items() if hasattr(thing, method)}

@@ -1,0 +1,219 @@
+"""Local: a program in supervised processes of this host, as the one who started it sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from veldt.program import Program, walk
+from veldt.records.block import Schema
+from veldt.records.tree import Tree
+from veldt.runtime.base import array_state, load_arrays, merge
+from veldt.runtime.local.orders import Answer
+from veldt.runtime.local.plan import GatePlan, make_plan
+from veldt.runtime.local.state import read_state
+from veldt.runtime.local.supervisor import Options, Supervisor
+from veldt.runtime.shm.arena import Arena
+from veldt.storing.slots import Slots
+
+KEEP_S = 20.0  # between two times that the state a killed learner would start from is taken
+LONGEST_FOLDER = 95  # characters: with a name in it, it must fit the path of a socket
+
+
+@dataclass(frozen=True)
+class Gate:
+    """gRPC, for actors that share no memory with the run: its own, if `own`, and those that join (`experiment.joined`)."""
+
+    own: bool = True
+    assignments: tuple[dict[str, Any], ...] = ()  # one for each seat of those that join
+    listen: str = ""
+    token: str = ""
+    certificate: bytes = b""
+    key: bytes = b""
+    compress: bool = False
+
+    def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
+        """With a socket in a folder that is ours alone, and that goes with the stack."""
+        folder = None if directory is None else directory.resolve() / ".gate"
+        if folder is None or len(str(folder)) > LONGEST_FOLDER:
+            folder = Path(tempfile.mkdtemp(prefix="veldt-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        folder.mkdir(mode=0o700)
+        joining = {f"seat/{i}": assignment for i, assignment in enumerate(self.assignments)}
+        options = (self.listen, self.token, self.certificate, self.key, self.compress)
+        return GatePlan(str(folder / "socket"), joining, *options)
+
+
+@dataclass(frozen=True)
+class Local:
+    """`directory` gets processes.json. `step_timeout` is how long one step of a worker may take, in seconds."""
+
+    directory: Path | None = None
+    step_timeout: float = 30.0
+    first_incarnation: int = 0  # above all that earlier sessions of this run had
+    queue: int = 16  # messages that may wait in a stream
+    gate: Gate | None = None
+
+    @contextmanager
+    def start(self, program: Program) -> Iterator[LocalNodes]:
+        with contextlib.ExitStack() as stack:
+            gate = None if self.gate is None else self.gate.plan(self.directory, stack)
+            plan = make_plan(program, self.queue, gate, self.gate is None or self.gate.own)
+            supervisor = Supervisor(plan, Options(self.directory, self.step_timeout, self.first_incarnation))
+            try:
+                supervisor.start()
+                yield LocalNodes(supervisor)
+            finally:
+                supervisor.stop()
+
+
+class LocalNodes:
+    """See `runtime.base.Nodes`."""
+
+    live = True
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.holding = False
+        self._kept_at = time.monotonic()
+        self.paused = 0.0  # seconds that the learner stood still to give its state
+        self._loaded: dict[str, dict[str, Any]] = {}
+
+    def step(self) -> None:
+        self.supervisor.board.hold = self.holding
+        self.supervisor.tick()
+        self._refresh()
+
+    def count(self, name: str) -> int:
+        return sum(counters.get(name) for counters in self.supervisor.counters.values())
+
+    def metrics(self) -> dict[str, float]:
+        children = self.supervisor.children.values()
+        out = merge(child.reports.take() for child in children)
+        return out | {"restarts": float(sum(child.restarts for child in children))}
+
+    def memory(self) -> tuple[list[int], list[int]]:
+        supervisor = self.supervisor
+        pids = [each.pid for each in supervisor.zygotes.values()]
+        pids += [child.pid for child in supervisor.children.values()]
+        return [pid for pid in pids if pid], list(supervisor.descriptors.values())
+
+    def _refresh(self) -> None:
+        """Takes, from time to time, the state that a killed learner would start from: checkpoints may be hours apart."""
+        if time.monotonic() - self._kept_at > KEEP_S:
+            self._kept_at = time.monotonic()
+            needed = self._kept_processes()
+            self._read(self.supervisor.orders.ask_once("state", needed, needed, {}))
+
+    def _kept_processes(self) -> list[str]:
+        return [name for name in self.supervisor.children if self.supervisor.keeps(name)]
+
+    def _read(self, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
+        """The states in these answers; those that a killed process would start from are kept."""
+        out: dict[str, dict[str, Any]] = {}
+        for name, answer in answers.items():
+            if answer.fd is not None:
+                out |= read_state(answer.fd)
+                self.supervisor.keep_counts(name, answer.counts)
+        self._keep(out)
+        return out
+
+    def cut(self) -> None:
+        """Workers stand still; of what they do only an evaluation is cut short."""
+        self.holding = self.supervisor.board.hold = self.supervisor.board.stopping = True
+
+    def resume(self, number: int) -> None:
+        self.holding = self.supervisor.board.stopping = False
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Of a process that is being restarted there is none, unless its state is kept: that one is waited for."""
+        needed = self._kept_processes()
+        answers = self.supervisor.orders.ask_all("state", needed)
+        self.paused = max((answers[name].result for name in needed), default=0.0)
+        counts = {name: counters.state() for name, counters in self.supervisor.counters.items()}
+        return self._read(answers) | counts | array_state(self.supervisor.arrays)
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        supervisor = self.supervisor
+        parts = {
+            process: {node: state[node] for node in nodes if node in state}
+            for process, nodes in supervisor.plan.processes.items()
+        }
+        self._loaded = state
+        self._keep(state)
+        load_arrays(supervisor.arrays, state)
+        supervisor.orders.ask_all("load", list(parts), parts)
+        for name, counters in supervisor.counters.items():
+            if name in state:
+                counters.load_state(state[name])
+
+    def _keep(self, state: dict[str, dict[str, Any]]) -> None:
+        """What a killed learner goes on from. Actors begin anew, and stores have their memory."""
+        supervisor = self.supervisor
+        for process, nodes in supervisor.plan.processes.items():
+            if supervisor.keeps(process):
+                kept = {n: state[n] for n in nodes if n in state and f"arena {n}" not in supervisor.descriptors}
+                supervisor.recover |= kept
+
+    def snapshot(self) -> Snapshot:
+        state = self.state()
+        return Snapshot(state, self._stores(state), self.paused)
+
+    def stores(self) -> dict[str, Any]:
+        return self._stores(self._loaded)
+
+    def _stores(self, state: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        names = [name.removeprefix("arena ") for name in self.supervisor.descriptors if name.startswith("arena ")]
+        return {name: MappedStore(self.supervisor, name, state[name]) for name in names if name in state}
+
+    def stop(self) -> None:
+        self.supervisor.board.stopping = True
+
+
+class MappedStore:
+    """The blocks of a store that runs in another process, read and written where they lie. `state` is what that store told,
+    or was told, of itself."""
+
+    def __init__(self, supervisor: Supervisor, name: str, state: dict[str, Any]) -> None:
+        self._supervisor, self._name = supervisor, name
+        node = supervisor.plan.nodes[name]
+        (self.schema,) = walk((node.args, node.kwargs), Schema)
+        self._slots = Slots(self.schema, len(state["items"]), Arena(supervisor.descriptors[f"blocks {name}"]))
+        self.oldest, self.next = int(state["counts"]["oldest"]), int(state["counts"]["next"])
+
+    def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:
+        """As a store's own, but what went while it was copied is left out."""
+        first = max(since, self.oldest)
+        stop = min(self.next, first + most)
+        first, arrays = self._slots.read(first, stop)
+        return first, stop, arrays
+
+    def load_blocks(self, first: int, blocks: Tree) -> None:
+        self._slots.put_back(first, blocks, self.oldest, self.next)
+
+    def drop_blocks(self, first: int, stop: int) -> int:
+        home = self._supervisor.plan.home(self._name)
+        return int(self._supervisor.orders.call(home, "drop_blocks", self._name, (first, stop)))
+
+
+@dataclass
+class Snapshot:
+    """The state of all nodes at one moment; the blocks are read from the stores' memory while these go on."""
+
+    nodes: dict[str, dict[str, Any]]
+    mapped: dict[str, Any]
+    paused: float  # seconds that the learner stood still for it
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return self.nodes
+
+    def stores(self) -> dict[str, Any]:
+        return self.mapped

@@ -1,0 +1,106 @@
+"""Orders: what the supervisor asks of processes, such as their state, and their answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from veldt.errors import ProcessFailed
+from veldt.runtime.local.board import ORDERS
+from veldt.runtime.local.state import write_state
+
+if TYPE_CHECKING:
+    from veldt.runtime.local.supervisor import Supervisor
+
+ANSWER_S = 20.0  # for an answer of a process that the run needs
+OTHERS_S = 1.0  # for one of a process that it can do without
+
+
+class Answer(NamedTuple):
+    result: Any
+    counts: dict[str, list[int]]  # its rows of counts, with its state
+    fd: int | None
+
+
+class Orders:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.answers: dict[int, Answer] = {}
+        self._asked = 0
+        self._expected: set[int] = set()  # numbers of orders whose answers somebody waits for
+
+    def take(self, message: dict[str, Any], fds: list[int]) -> None:
+        """An answer that has arrived."""
+        number = message["answer"]
+        if number in self._expected:
+            self._expected.remove(number)
+            self.answers[number] = Answer(message.get("result"), message.get("counts", {}), fds[0] if fds else None)
+        else:  # nobody waits for it any more
+            for fd in fds:
+                os.close(fd)
+
+    def give(self, name: str, what: str, node: str = "", args: tuple[Any, ...] = (), state: Any = None) -> int | None:
+        """The number under which the answer will come; None: the process is not there at the moment."""
+        supervisor, child = self.supervisor, self.supervisor.children[name]
+        if child.socket is None or not child.ready:
+            return None
+        self._asked += 1
+        fds = [] if state is None else [write_state(state)]
+        data = json.dumps({"number": self._asked, "do": what, "node": node, "args": args}).encode()
+        try:
+            socket.send_fds(child.socket, [data], fds)
+        except OSError:
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._expected.add(self._asked)
+        child.row[ORDERS] += 1
+        supervisor.board.bell(supervisor.plan.row(name)).ring()
+        return self._asked
+
+    def call(self, name: str, what: str, node: str, args: tuple[Any, ...]) -> Any:
+        """What a method of a node returns."""
+        number = self.give(name, what, node, args)
+        if number is None or not self.supervisor.wait(lambda: number in self.answers, ANSWER_S, what):
+            raise ProcessFailed(f"{node} does not answer")
+        return self.answers.pop(number).result
+
+    def ask_all(self, what: str, needed: Collection[str], states: dict[str, Any] | None = None) -> dict[str, Answer]:
+        """The answers by process. A needed one that is not there, or dies meanwhile, is asked again in its next life."""
+        supervisor = self.supervisor
+        answers = self.ask_once(what, supervisor.children, needed, states or {})
+        deadline = time.monotonic() + ANSWER_S + supervisor.options.step_timeout
+        while missing := [name for name in needed if name not in answers]:
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{', '.join(missing)} did not answer ({what})")
+            supervisor.tick(0.005)
+            if all(supervisor.children[name].ready for name in missing):
+                answers |= self.ask_once(what, missing, needed, states or {})
+        return answers
+
+    def ask_once(
+        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any]
+    ) -> dict[str, Answer]:
+        children, wait = self.supervisor.children, self.supervisor.wait
+        given = [(name, self.give(name, what, state=states.get(name))) for name in names]
+        numbers = {name: number for name, number in given if number is not None}
+        lives = {name: children[name].incarnation for name in numbers}
+
+        def settled(names: Collection[str]) -> bool:
+            return all(numbers[x] in self.answers or children[x].incarnation != lives[x] for x in names)
+
+        wait(lambda: settled([name for name in numbers if name in needed]), ANSWER_S, what)
+        wait(lambda: settled(numbers), OTHERS_S, what)
+        self._expected -= set(numbers.values())
+        return {name: self.answers.pop(number) for name, number in numbers.items() if number in self.answers}
+
+    def close(self) -> None:
+        for answer in self.answers.values():
+            if answer.fd is not None:
+                os.close(answer.fd)
+        self.answers = {}

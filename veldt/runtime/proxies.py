@@ -1,0 +1,198 @@
+"""Proxies: what stands for a node in another process. They follow from the node's ports (`veldt.ports`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from veldt.ports import CALL, LATEST, RESULT, STREAM, Port
+from veldt.records.tree import Tree
+from veldt.shared import Cell
+
+PORT, REPLY = "port", "reply"  # columns: of a message the port's index and of a call its number; of a reply that number
+
+
+class Outbox(Protocol):
+    def put(self, tree: Tree) -> bool: ...  # False: full
+
+    @property
+    def written(self) -> int: ...  # messages ever put, over all lives
+
+
+class Inbox(Protocol):
+    def peek(self) -> Tree | None: ...  # views of the oldest message, valid until it is popped
+    def pop(self) -> None: ...
+
+
+class CallerEnds(NamedTuple):
+    """A caller's ends of its channel to one node."""
+
+    stream: Outbox | None = None
+    calls: Outbox | None = None
+    replies: Inbox | None = None
+    cells: Mapping[str, Cell] = {}
+
+
+class Proxy:
+    """Has a method for each port of a node."""
+
+    def __init__(self, ports: Mapping[str, Port], ends: CallerEnds) -> None:
+        index = {name: i for i, name in enumerate(ports)}
+        self._kept: list[_Kept] = []
+        self.calls = 0  # ever made
+        if ends.stream is not None:
+            stream = _Kept(ends.stream)
+            self._kept.append(stream)
+            for port in ports.values():
+                if port.kind == STREAM and not port.with_calls:
+                    setattr(self, port.name, _Stream(port, index[port.name], stream))
+        if ends.calls is not None and ends.replies is not None:
+            calls = _Calls(self, _Kept(ends.calls), ends.replies)
+            self._kept.append(calls.out)
+            for port in ports.values():
+                if port.kind == CALL:
+                    called = _Call(port, index[port.name], calls)
+                    setattr(self, port.name, called.send if port.reply else called)
+                    if port.reply:
+                        setattr(self, port.reply, called.recv)
+                elif port.with_calls:
+                    setattr(self, port.name, _Cancel(port, index[port.name], calls))
+        for port in ports.values():
+            if port.kind == LATEST:
+                setattr(self, port.name, _Latest(port, ends.cells[port.name]))
+
+    def drain(self) -> None:
+        """Sends what had to wait for room."""
+        for kept in self._kept:
+            if kept.messages:
+                kept.drain()
+
+
+class _Kept:
+    """An outbox, and the messages that had to wait for room in it."""
+
+    def __init__(self, out: Outbox) -> None:
+        self._out = out
+        self.messages: deque[Tree] = deque()
+
+    def put(self, message: Tree) -> bool:
+        return (not self.messages or self.drain()) and self._out.put(message)
+
+    def ask(self, message: Tree) -> int | None:
+        """Puts a message that carries its own number; None: full."""
+        if self.messages and not self.drain():
+            return None
+        number = message[PORT][1] = self._out.written
+        return number if self._out.put(message) else None
+
+    def keep(self, message: Tree) -> None:
+        self.messages.append({name: x.copy() for name, x in message.items()})
+        self.drain()
+
+    def drain(self) -> bool:
+        while self.messages:
+            message = self.messages[0]
+            if len(message[PORT]) == 2:
+                message[PORT][1] = self._out.written
+            if not self._out.put(message):
+                return False
+            self.messages.popleft()
+        return True
+
+
+class _Stream:
+    def __init__(self, port: Port, index: int, out: _Kept) -> None:
+        self._port, self._out = port, out
+        self._header = np.array([index], np.int64)
+
+    def __call__(self, *args: Any) -> bool | None:
+        message = {PORT: self._header, **self._port.arguments.pack(*args)}
+        if self._port.refuses:
+            return self._out.put(message)
+        if not self._out.put(message):
+            self._out.keep(message)
+        return None
+
+
+class _Calls:
+    """The calls of one caller to one node. A reply carries the number of its request: one to an earlier life is dropped."""
+
+    def __init__(self, proxy: Proxy, out: _Kept, replies: Inbox) -> None:
+        self._proxy, self.out, self._replies = proxy, out, replies
+        self._open: dict[int, Port] = {}  # number -> its port
+        self._answers: dict[int, Any] = {}
+        self.waiting: dict[tuple[Any, ...], dict[int, int]] = {}  # key -> port -> number
+
+    def ask(self, port: Port, index: int, args: tuple[Any, ...], key: tuple[Any, ...]) -> bool:
+        number = self.out.ask({PORT: np.array([index, 0], np.int64), **port.arguments.pack(*args)})
+        if number is None:
+            return False
+        self._proxy.calls += 1
+        self._open[number] = port
+        self.waiting.setdefault(key, {})[index] = number
+        return True
+
+    def answer(self, index: int, key: tuple[Any, ...]) -> Any:
+        """The reply to the open call of this port with this key; None: not yet."""
+        self._collect()
+        number = self.waiting.get(key, {}).get(index)
+        if number is None or number not in self._answers:
+            return None
+        del self.waiting[key][index]
+        return self._answers.pop(number)
+
+    def forget(self, key: tuple[Any, ...]) -> None:
+        for number in self.waiting.pop(key, {}).values():
+            self._open.pop(number, None)
+            self._answers.pop(number, None)
+
+    def _collect(self) -> None:
+        while (message := self._replies.peek()) is not None:
+            number = int(message[REPLY][0])
+            port = self._open.pop(number, None)
+            if port is not None:
+                self._answers[number] = port.result.copy(RESULT, message)
+            self._replies.pop()
+
+
+class _Call:
+    def __init__(self, port: Port, index: int, calls: _Calls) -> None:
+        self._port, self._index, self._calls = port, index, calls
+        self._not_yet = False if port.result.kind is bool else None
+
+    def _key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(int(args[i]) for i in self._port.keys if i < len(args))
+
+    def __call__(self, *args: Any) -> Any:
+        key = self._key(args)
+        if self._index not in self._calls.waiting.get(key, {}) and not self.send(*args):
+            return self._not_yet
+        found = self._calls.answer(self._index, key)
+        return self._not_yet if found is None else found
+
+    def send(self, *args: Any) -> bool:
+        return self._calls.ask(self._port, self._index, args, self._key(args))
+
+    def recv(self, *key: int) -> Any:
+        return self._calls.answer(self._index, tuple(int(part) for part in key))
+
+
+class _Cancel:
+    def __init__(self, port: Port, index: int, calls: _Calls) -> None:
+        self._port, self._index, self._calls = port, index, calls
+
+    def __call__(self, *args: Any) -> None:
+        self._calls.forget(tuple(int(args[i]) for i in self._port.keys))
+        self._calls.out.keep({PORT: np.array([self._index, 0], np.int64), **self._port.arguments.pack(*args)})
+
+
+class _Latest:
+    def __init__(self, port: Port, cell: Cell) -> None:
+        self._port, self._cell = port, cell
+
+    def __call__(self, have: int = -1) -> Any:
+        found = self._cell.read(have)
+        return None if found is None else self._port.result.unpack(RESULT, found[1])

@@ -1,0 +1,241 @@
+"""Services: what calls a node for the callers in other processes. They follow from the node's ports (`veldt.ports`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from veldt.ports import CALL, LATEST, RESULT, Port, Source
+from veldt.records.tree import Tree
+from veldt.runtime.proxies import PORT, REPLY, Outbox
+from veldt.shared import Cell
+
+UNUSED_S = 0.005  # between two looks for a first call
+
+
+class Requests(Protocol):
+    """The receiving end of a ring."""
+
+    slots: int  # messages that there is room for; known once one has arrived
+
+    def peek(self, ahead: int = 0) -> Tree | None: ...  # the message this many behind the oldest
+    def pop(self) -> None: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def read(self) -> int: ...  # messages ever popped, over all lives
+
+
+class Replies(Outbox, Protocol):
+    def ring(self) -> None: ...  # wakes the reader for all that was put since
+    def recent(self) -> list[Tree]: ...  # views of the newest messages, read or not, of whichever life
+
+
+class StreamService:
+    """Calls the node with the messages that arrive, those of each sender in order, for as long as it takes them.
+
+    Senders take turns, a message each. After a refusal the same sender is first next time, so that all get a share.
+    """
+
+    def __init__(self, node: Any, ports: Mapping[str, Port], inboxes: Sequence[Requests]) -> None:
+        self._node, self._inboxes = node, inboxes
+        self._ports = [(port, getattr(node, port.name, None)) for port in ports.values()]
+        self.messages = self.bytes = 0  # ever
+        self._looks = self._refused = 0  # times that messages were waiting, and that the node refused one
+        self._fill = 0.0  # sum over looks of how full the fullest ring was
+        self._turn = 0  # whose message is next
+
+    def step(self) -> bool:
+        waiting = [inbox.waiting for inbox in self._inboxes]  # not what arrives meanwhile: others share this process
+        left = sum(waiting)
+        if not left:
+            return False
+        self._looks += 1
+        self._fill += max(n / self._inboxes[i].slots for i, n in enumerate(waiting) if n)
+        worked = False
+        while left:
+            turn = self._turn
+            if waiting[turn]:
+                if not self._deliver(turn, self._inboxes[turn]):
+                    self._refused += 1
+                    return worked
+                waiting[turn] -= 1
+                left -= 1
+                worked = True
+            self._turn = (turn + 1) % len(waiting)
+        return worked
+
+    def _deliver(self, channel: int, inbox: Requests) -> bool:
+        message = inbox.peek()
+        assert message is not None
+        port, method = self._ports[message[PORT][0]]
+        args = port.arguments.unpack(self._node, message)
+        source = {"source": Source(channel, inbox.read)} if port.source else {}
+        if method(*args, **source) is False:
+            return False
+        self.messages += 1
+        self.bytes += sum([x.nbytes for x in message.values()])
+        inbox.pop()
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        looks, refused, fill = self._looks, self._refused, self._fill
+        self._looks, self._refused, self._fill = 0, 0, 0.0
+        totals = {"stream_blocks": float(self.messages), "stream_bytes": float(self.bytes)}
+        return totals | {"queue_fill": fill / max(1, looks), "refusing": refused / max(1, looks)}
+
+
+class ServiceEnds(NamedTuple):
+    """A node's ends of the calls of one caller."""
+
+    calls: Requests
+    replies: Replies
+
+
+class Request(NamedTuple):
+    """One that the node has taken and that stays in its ring until it is answered."""
+
+    port: int
+    key: tuple[Any, ...]
+    number: int
+    channel: int
+    args: tuple[Any, ...] = ()
+
+
+class CallService:
+    """Answers the calls of all callers, many at once where the node waits for them.
+
+    A request stays in its ring until it is answered, so none is lost. The ring of replies remembers which were answered, so
+    none is answered twice. Replies are sent first; then the node does the work that callers need not wait for (`after`).
+    """
+
+    def __init__(self, node: Any, ports: Mapping[str, Port], callers: Sequence[ServiceEnds]) -> None:
+        self._node, self._callers = node, callers
+        self.used = False  # a call has arrived
+        self._look_at = 0.0
+        self._ports: list[tuple[Port, Any]] = [(port, getattr(node, port.name, None)) for port in ports.values()]
+        self._names = {name: i for i, name in enumerate(ports)}
+        self._recv = [getattr(node, port.reply) if port.reply else None for port in ports.values()]
+        self._after = [getattr(node, port.after) for port in ports.values() if port.after]
+        self._dues = [port.due for port in ports.values() if port.due]
+        self._taken = [0] * len(callers)  # of the requests that wait in each ring, how many were looked at
+        self._done: list[set[int]] = [set() for _ in callers]  # numbers that can be popped, and wait for older ones
+        self._open: dict[tuple[int, int, tuple[Any, ...]], Request] = {}  # (channel, port, key)
+        self._unsent: list[tuple[Request, Tree]] = []  # replies that wait for room
+        # What an earlier life has answered, and perhaps not popped.
+        self._answered = [{int(reply[REPLY][0]) for reply in ends.replies.recent()} for ends in callers]
+
+    def step(self) -> bool:
+        if not self.used:  # to look at rings that nobody has opened costs a system call each
+            now = time.monotonic()
+            if now < self._look_at or not any(ends.calls.waiting for ends in self._callers):
+                self._look_at = self._look_at if now < self._look_at else now + UNUSED_S
+                return False
+            self.used = True
+        worked = False
+        for channel, ends in enumerate(self._callers):
+            while (message := ends.calls.peek(self._taken[channel])) is not None and self._take(channel, message):
+                self._taken[channel] += 1
+                worked = True
+        if self._open or self._unsent:
+            worked |= self._answer()
+        for channel, done in enumerate(self._done):
+            if done:
+                self._pop(channel, done)
+        return worked
+
+    @property
+    def rest(self) -> float:
+        """Seconds in which nothing will happen unless a request arrives."""
+        if not self._open or not self._dues:
+            return math.inf
+        return min(float(getattr(self._node, name)) for name in self._dues) - time.monotonic()
+
+    def _take(self, channel: int, message: Tree) -> bool:
+        """Hands one request to the node. False: not now."""
+        index, number = message[PORT].tolist()
+        if number in self._answered[channel]:
+            self._done[channel].add(number)
+            return True
+        port, method = self._ports[index]
+        args = port.arguments.unpack(self._node, message)
+        key = tuple([args[i] for i in port.keys])
+        if port.kind != CALL:
+            self._withdraw((channel, self._names[port.cancels], key))
+            method(*args)
+            self._done[channel].add(number)
+            return True
+        place = (channel, index, key)
+        if place in self._open:
+            return False
+        if self._recv[index] is None:
+            self._open[place] = Request(index, key, number, channel, args)
+            return True
+        if not method(*args):
+            return False
+        self._open[place] = Request(index, key, number, channel)
+        return True
+
+    def _withdraw(self, place: tuple[int, int, tuple[Any, ...]]) -> None:
+        earlier = self._open.pop(place, None)
+        if earlier is not None:
+            self._done[earlier.channel].add(earlier.number)
+
+    def _answer(self) -> bool:
+        """Sends the replies that the node has."""
+        for place, request in list(self._open.items()):
+            port, method = self._ports[request.port]
+            recv = self._recv[request.port]
+            found = method(*request.args) if recv is None else recv(*request.key)
+            if found is not None and found is not False:
+                del self._open[place]
+                reply: Tree = {REPLY: np.array([request.number], np.int64)}
+                port.result.pack(RESULT, found, reply)
+                self._unsent.append((request, reply))
+        waiting, self._unsent = self._unsent, []
+        for request, reply in waiting:
+            if self._callers[request.channel].replies.put(reply):
+                self._done[request.channel].add(request.number)
+            else:
+                self._unsent.append((request, reply))
+        for ends in self._callers:
+            ends.replies.ring()
+        for after in self._after:
+            after()
+        return len(self._unsent) < len(waiting)
+
+    def _pop(self, channel: int, done: set[int]) -> None:
+        """Takes off a ring what is done, up to the oldest that is not."""
+        calls = self._callers[channel].calls
+        while done and (message := calls.peek()) is not None and (number := int(message[PORT][1])) in done:
+            calls.pop()
+            done.discard(number)
+            self._taken[channel] -= 1
+
+
+class LatestService:
+    """Writes a node's newest values to their cells."""
+
+    def __init__(self, node: Any, ports: Mapping[str, Port], cells: Mapping[str, Cell]) -> None:
+        self._values = [
+            (port, getattr(node, port.name), cells[port.name]) for port in ports.values() if port.kind == LATEST
+        ]
+        self._versions = [-1] * len(self._values)
+
+    def step(self) -> bool:
+        worked = False
+        for i, (port, method, cell) in enumerate(self._values):
+            value = method(self._versions[i])
+            if value is not None and value[0] != self._versions[i]:
+                message: Tree = {}
+                port.result.pack(RESULT, value, message)
+                self._versions[i] = int(value[0])
+                cell.write(self._versions[i], message)
+                worked = True
+        return worked
