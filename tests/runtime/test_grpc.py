@@ -29,16 +29,23 @@ import psutil
 import pytest
 
 import veldt
-from veldt.counters import NAMES
+from veldt.counters import NAMES, Counters
 from veldt.errors import UserError
 from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import SILENT_S, LinkLost, grpc, read_token  # gRPC as both ends have it
-from veldt.runtime.grpc.gate import RECORD, Door, EventBell, Gate, Port, Seat, _Lane
+from veldt.runtime.grpc.doors import Door
+from veldt.runtime.grpc.event_bell import EventBell
+from veldt.runtime.grpc.gate import Gate
+from veldt.runtime.grpc.lanes import Lane
 from veldt.runtime.grpc.link import Link
+from veldt.runtime.grpc.seats import RECORD, Port, Seat
 from veldt.runtime.grpc.wire import frame
-from veldt.runtime.local.board import COUNTS, ROW, Board
-from veldt.runtime.shm import Format, Latest, Memory, Reader, Writer, make_memory
+from veldt.runtime.local.board import ROW, Board, SharedRows
+from veldt.runtime.shm.format import Format
+from veldt.runtime.shm.latest import Latest
+from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.ring import Reader, Writer
 
 BLOCK = Format([("id", "<i8", (3,)), ("rows/x", "<f4", (50,)), ("first", "|b1", (4,))])
 SEATS = 3  # most of them; the gate has the first row of the board after the supervisor's, the answering process the next
@@ -53,11 +60,12 @@ class Shared:
         self.records = Memory(fds[1])
         self.gate_bell = EventBell(self.board.memory, ROW, fds[2])
         self.latest = Latest(fds[3])
+        self.counts = SharedRows(fds[4], self.board, 0)
 
     @classmethod
     def make(cls, size: int = 400, seats: int = 1) -> Shared:
         fds = [make_memory("veldt test") for _ in range(2)] + [EventBell.make()]
-        fds += [make_memory("veldt test") for _ in range(1 + 3 * seats)]
+        fds += [make_memory("veldt test") for _ in range(2 + 3 * seats)]
         Memory(fds[0], ROW * (3 + seats))
         Memory(fds[1], 4096)
         return cls(fds, size, seats)
@@ -68,7 +76,7 @@ class Shared:
 
     def rings(self, seat: int) -> list[int]:
         """store, policy there, policy back"""
-        return self.fds[4 + 3 * seat : 7 + 3 * seat]
+        return self.fds[5 + 3 * seat : 8 + 3 * seat]
 
     def seat(self, index: int, owned: bool) -> Seat:
         store, there, back = self.rings(index)
@@ -79,9 +87,10 @@ class Shared:
             Port("policy", Writer(there, bell, most=8), [self.question], Reader(back), answers, window=8),
         ]
         record = self.records.words(index * 256, RECORD)
-        row = self.board.row(3 + index)
+        rows = SharedRows(self.fds[4], self.board, 3 + index)
         name = f"actor/{index}"
-        return Seat(name, ports, {"params": self.latest}, record, row, lambda n: {"build": name, "life": n}, owned)
+        assignment = lambda n: {"build": name, "life": n}  # noqa: E731
+        return Seat(name, ports, {"params": self.latest}, record, rows.table, rows.row, assignment, owned)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -265,7 +274,7 @@ class World:
         return metrics, told, connected
 
     def count(self, seat: int, name: str = "env_steps") -> int:
-        return int(self.board.row(3 + seat)[COUNTS + NAMES.index(name)])
+        return int(self.shared.counts.table[3 + seat, NAMES.index(name)])
 
     def log(self) -> str:
         return "".join(path.read_text() for path in self.folder.glob("*.log"))
@@ -344,7 +353,7 @@ class Traffic:
             self.sent += 1
         if self.asked < most and self.calls.put(question(self.asked)):
             self.asked += 1
-        self.link.counters.mine["env_steps"] = self.sent
+        self.link.rows.mine[0] = self.sent
         self.link.wait(0.002)
         while (message := self.store.peek()) is not None:
             self.blocks.append(number_of(message))
@@ -407,41 +416,41 @@ def test_values_come_whole_and_only_when_they_are_new(make: Callable[..., World]
     world = make()
     link = world.link()
     link.connect()
-    latest = link.latest("params")
-    assert latest.read(-1, np.float32) is None
+    latest = link.cell("params")
+    assert latest.read(-1) is None
     rng = np.random.default_rng(0)
     values = [rng.normal(size=900_001).astype(np.float32) for _ in range(3)]  # 3.6 MB
     have = -1
     for version, value in zip((3, 4, 9), values, strict=True):
-        world.shared.latest.write(version, value)
-        until(lambda have=have: latest.read(have, np.float32), link)
-        found = latest.read(have, np.float32)
+        world.shared.latest.write(version, {"vector": value})
+        until(lambda have=have: latest.read(have), link)
+        found = latest.read(have)
         assert found is not None and found[0] == version
-        np.testing.assert_array_equal(found[1], value)
+        np.testing.assert_array_equal(found[1]["vector"], value)
         have = version
-        assert latest.read(have, np.float32) is None
+        assert latest.read(have) is None
     before = world.ask()[0]["gate_bytes_out"]
     for _ in range(20):
-        assert latest.read(have, np.float32) is None
+        assert latest.read(have) is None
         link.wait(0.01)
     assert world.ask()[0]["gate_bytes_out"] - before < 10_000
 
 
 def test_orders_and_counts_of_the_run_are_known_to_the_actor(make: Callable[..., World]) -> None:
     world = make()
-    world.board.row(0)[COUNTS] = 1000
+    world.shared.counts.row[0] = 1000
     link = world.link()
     link.connect()
-    counters = link.counters
+    counters = Counters(link.rows)
     assert counters.get("env_steps") == 1000
     counters.add("env_steps", 5)
     assert counters.get("env_steps") == 1005
     until(lambda: world.count(0) == 5, link)
-    until(lambda: counters.counted["env_steps"] == 5, link)
+    until(lambda: link.rows.counted[0] == 5, link)
     assert counters.get("env_steps") == 1005
-    world.board.row(0)[COUNTS] = 2000
+    world.shared.counts.row[0] = 2000
     until(lambda: counters.get("env_steps") == 2005, link)
-    counters.put("env_steps", 2100)
+    counters.add("env_steps", 95)
     assert counters.state()["counts"]["env_steps"] == 2100
     until(lambda: world.count(0) == 100, link)
     link.tell({"episode_return": 3.5, "bad": float("nan")})
@@ -472,7 +481,7 @@ def test_a_full_ring_stops_the_actor_and_loses_nothing(make: Callable[..., World
         link.wait(0.001)
     assert sent == 12  # 4 in the ring, and a window of 8
     assert world.ask()[0]["gate_pending"] == 8
-    assert link.counters is not None and link.connected
+    assert link.rows is not None and link.connected
     traffic = Traffic(world, link)
     traffic.sent = sent
     while traffic.sent < 40:
@@ -488,7 +497,7 @@ def test_an_actor_that_leaves_has_brought_all_it_put(make: Callable[..., World])
     link.connect()
     for n in range(4):
         assert link.outbox("store").put(block(n))
-    link.counters.add("env_steps", 3)
+    link.rows.add(0, 3)
     link.close()
     assert world.stores[0].waiting == 4
     until(lambda: world.count(0) == 3 and world.ask()[2] == [])
@@ -510,7 +519,7 @@ def test_a_message_that_comes_again_is_dropped_and_a_gap_is_refused(make: Callab
 
 def test_what_waits_for_room_goes_before_what_comes_later() -> None:
     shared = Shared.make()
-    lane, reader = _Lane(shared.seat(0, True).ports[0], 0), Reader(shared.rings(0)[0])
+    lane, reader = Lane(shared.seat(0, True).ports[0], 0), Reader(shared.rings(0)[0])
     for n in range(6):
         assert lane.take(wire.parse(block_frame(n)))
     assert reader.waiting == 4 and len(lane.pending) == 2
@@ -533,9 +542,9 @@ def test_what_cannot_be_sent_is_an_error_of_the_actor(make: Callable[..., World]
     world = make()
     link = world.link()
     link.connect()
-    link.counters.add("env_steps", np.int64(3))  # type: ignore[arg-type]
+    link.rows.add(0, np.int64(3))  # type: ignore[arg-type]
     until(lambda: world.count(0) == 3, link)
-    link.counters.mine["env_steps"] = object()  # type: ignore[assignment]
+    link.rows.mine[0] = object()  # type: ignore[assignment]
     with pytest.raises(TypeError, match="not JSON serializable"):
         until(lambda: link.step() and False)
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -561,13 +570,13 @@ def test_the_newest_life_of_a_process_takes_its_seat(make: Callable[..., World])
     world = make()
     first, second = world.link(), world.link()
     first.connect()
-    first.counters.add("env_steps", 5)
+    first.rows.add(0, 5)
     until(lambda: world.count(0) == 5, first)
     second.connect()
     assert second.incarnation == 2
     with pytest.raises(LinkLost, match="another actor has taken the seat"):
         until(lambda: False, first)
-    second.counters.add("env_steps", 7)
+    second.rows.add(0, 7)
     until(lambda: world.count(0) == 12, second)
 
 
@@ -882,7 +891,7 @@ def attacked(make: Callable[..., World], noise: int, frames: int, slow: int) -> 
     assert codes.get("RESOURCE_EXHAUSTED", 0) >= 3, codes
     assert metrics["gate_refused"] >= codes["INVALID_ARGUMENT"]
     assert p99 < 1.0
-    assert world.board.row(4)[COUNTS] in range(-1, 2)
+    assert world.shared.counts.table[4, 0] in range(-1, 2)
     assert world.gate.log.read_text().count("\n") < 20, world.log()
 
 

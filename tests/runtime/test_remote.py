@@ -20,7 +20,9 @@ from veldt.records.block import Block, BlockId, Schema, Window
 from veldt.records.tree import Tree, spec
 from veldt.runtime.local.board import SharedCounters
 from veldt.runtime.remote import Channel, PolicyHost, RemoteParams, RemotePolicy, RemoteStore, Served, StoreHost, seam
-from veldt.runtime.shm import Latest, Reader, Writer, make_memory
+from veldt.runtime.shm.latest import Latest
+from veldt.runtime.shm.memory import make_memory
+from veldt.runtime.shm.ring import Reader, Writer
 from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Fifo, Prioritized

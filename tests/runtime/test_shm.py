@@ -29,22 +29,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from veldt.errors import UserError
 from veldt.records.tree import Tree
-from veldt.runtime import shm
-from veldt.runtime.local.board import read_state, write_state
-from veldt.runtime.shm import (
-    CHECKSUM,
-    COMMIT,
-    FORMAT,
-    MOST_FORMATS,
-    Arena,
-    Bell,
-    Latest,
-    Memory,
-    Reader,
-    Torn,
-    Writer,
-    make_memory,
-)
+from veldt.runtime.local.state import read_state, write_state
+from veldt.runtime.shm import bell as bell_module
+from veldt.runtime.shm import latest as latest_module
+from veldt.runtime.shm import memory as shm_memory
+from veldt.runtime.shm import ring
+from veldt.runtime.shm.arena import Arena
+from veldt.runtime.shm.bell import Bell
+from veldt.runtime.shm.format import Format
+from veldt.runtime.shm.latest import Latest
+from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.ring import CHECKSUM, COMMIT, FORMAT, MOST_FORMATS, Reader, Torn, Writer
 
 examples = int(os.environ.get("VELDT_EXAMPLES", "1"))
 
@@ -97,7 +92,7 @@ MESSAGES = [
 ]
 
 
-def laid_out(format_: shm.Format, message: Tree) -> bytes:
+def laid_out(format_: Format, message: Tree) -> bytes:
     """The bytes of a message, as a format says that they lie."""
     data = bytearray(format_.nbytes)
     for (name, *_), at in zip(format_.columns, format_.offsets, strict=True):
@@ -106,7 +101,7 @@ def laid_out(format_: shm.Format, message: Tree) -> bytes:
     return bytes(data)
 
 
-def views(format_: shm.Format, data: memoryview) -> Tree:
+def views(format_: Format, data: memoryview) -> Tree:
     parts = zip(format_.columns, format_.offsets, strict=True)
     return {name: np.ndarray(shape, dtype, data, at) for (name, dtype, shape), at in parts}
 
@@ -116,7 +111,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @initialize(budget=st.sampled_from([0, 3_000, 100_000]), most=st.sampled_from([2, 3, 8]), checked=st.booleans())
     def begin(self, budget: int, most: int, checked: bool) -> None:
-        self.checked, shm.CHECKED = shm.CHECKED, checked
+        self.checked, ring.CHECKED = ring.CHECKED, checked
         self.fd = make_memory("veldt test")
         self.budget, self.most = budget, most
         self.model: list[Tree] = []
@@ -136,10 +131,10 @@ class RingMachine(RuleBasedStateMachine):
     @rule(kind=st.integers(0, len(MESSAGES) - 1), value=st.integers(0, 100), raw=st.booleans())
     def put(self, kind: int, value: int, raw: bool) -> None:
         message = {name: np.full_like(x, value) for name, x in MESSAGES[kind].items()}
-        size = -(-shm.Format.of(message).nbytes // 64) * 64  # slots begin on cache lines
+        size = -(-Format.of(message).nbytes // 64) * 64  # slots begin on cache lines
         larger = self.slots is None or size > self.largest
         full = self.slots is not None and len(self.model) >= self.slots
-        format_ = shm.Format.of(message)
+        format_ = Format.of(message)
         took = self.writer.put_bytes(format_, laid_out(format_, message)) if raw else self.writer.put(message)
         assert took == (not full and not (larger and self.model)), "refused when full, or when it needs larger slots"
         if took:
@@ -147,7 +142,7 @@ class RingMachine(RuleBasedStateMachine):
             self.put_ever += 1
             if larger:
                 self.largest = size
-                self.slots = max(2, min(self.most, self.budget // (size + shm.SLOT_HEADER)))
+                self.slots = max(2, min(self.most, self.budget // (size + ring.SLOT_HEADER)))
 
     @rule()
     def peek(self) -> None:
@@ -174,7 +169,7 @@ class RingMachine(RuleBasedStateMachine):
             assert (self.writer.slots, self.reader.slots) == (self.slots, self.slots)
 
     def teardown(self) -> None:
-        shm.CHECKED = self.checked
+        ring.CHECKED = self.checked
         os.close(self.fd)
 
 
@@ -277,7 +272,7 @@ def schedules(actions: int, pauses: int) -> Iterator[tuple[int, ...]]:
 @pytest.mark.parametrize(("slots", "sizes"), [(2, [40, 40, 40]), (3, [40, 700])])
 def test_every_interleaving_of_a_writer_and_a_reader(slots: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses before each of the four steps of a put; the reader's peeks and pops fall wherever they can."""
-    monkeypatch.setattr(shm, "CHECKED", False)  # the order of the steps has to do without
+    monkeypatch.setattr(ring, "CHECKED", False)  # the order of the steps has to do without
     records = {(number, size): record(0, number, size) for number, size in enumerate(sizes)}
     monkeypatch.setitem(globals(), "record", lambda life, number, size: records[number, size])
     count = 0
@@ -293,7 +288,7 @@ class HeadFirst(Interrupted):
     """A bug: the head moves on before the message is there."""
 
     def _reserve(self, slot: int) -> None:
-        Writer._publish(self, self._words[shm.HEAD])
+        Writer._publish(self, self._words[ring.HEAD])
         super()._reserve(slot)
 
     def _publish(self, head: int) -> None:
@@ -304,9 +299,9 @@ class CommitFirst(Interrupted):
     """A bug: both words are set, and then the message is written."""
 
     def _reserve(self, slot: int) -> None:
-        head = self._words[shm.HEAD]
+        head = self._words[ring.HEAD]
         header = self._headers[slot]
-        header[FORMAT], header[shm.LENGTH], header[CHECKSUM] = 0, self._formats[0].nbytes, 12345 if shm.CHECKED else -1
+        header[FORMAT], header[ring.LENGTH], header[CHECKSUM] = 0, self._formats[0].nbytes, 12345 if ring.CHECKED else -1
         Writer._commit(self, slot, head)
         Writer._publish(self, head)
         super()._reserve(slot)
@@ -321,8 +316,8 @@ class CommitFirst(Interrupted):
 def test_a_writer_with_its_steps_in_the_wrong_order_is_caught(
     bug: type[Interrupted], checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm, "CHECKED", checked)
-    monkeypatch.setattr(shm.time, "monotonic", iter(range(10**9)).__next__)  # a checksum is not waited for long
+    monkeypatch.setattr(ring, "CHECKED", checked)
+    monkeypatch.setattr(ring.time, "monotonic", iter(range(10**9)).__next__)  # a checksum is not waited for long
     caught = 0
     with memory() as [fd]:
         for schedule in itertools.islice(schedules(2, 4), 100):
@@ -358,8 +353,8 @@ class Words:
 
 def test_a_writer_may_put_anything_between_two_looks_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the i-th and before the j-th word that a reader looks at, messages come: equal ones, and larger ones."""
-    monkeypatch.setattr(shm, "CHECKED", False)
-    monkeypatch.setattr(shm, "Memory", Watched)
+    monkeypatch.setattr(ring, "CHECKED", False)
+    monkeypatch.setattr(ring, "Memory", Watched)
     changes = [(40,), (700,), (40, 40), (20_000, 1)]
     cases = itertools.product((False, True), range(1, 13), changes, range(13), changes)
     for warm, first, one, second, other in cases:
@@ -480,7 +475,7 @@ class Mortal(Writer):
     def _lay_out(self, nbytes: int) -> None:
         self.die("lay out")
         if self.death == (self.puts, "grown"):
-            shm.reserve(self.fd, os.fstat(self.fd).st_size + 100_000)
+            shm_memory.reserve(self.fd, os.fstat(self.fd).st_size + 100_000)
             self.die("grown")
         super()._lay_out(nbytes)
 
@@ -579,7 +574,7 @@ def test_two_thousand_killed_writers_tear_and_lose_nothing(record_property: Call
 
 
 class Deaths:
-    """Takes a copy of the memory before every line of shm.py, as it would be if the process died there."""
+    """Takes a copy of the memory before every line of ring.py, as it would be if the process died there."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -595,7 +590,7 @@ class Deaths:
         self.take("the end")
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename != shm.__file__:
+        if frame.f_code.co_filename != ring.__file__:
             return None
         self.take(f"{frame.f_code.co_name}:{frame.f_lineno}")
         return self.trace
@@ -606,7 +601,7 @@ class Deaths:
 
 def test_a_writer_killed_between_any_two_lines_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first message of all, one of the same format, of a new one, and one that needs larger slots."""
-    monkeypatch.setattr(shm, "CHECKED", False)
+    monkeypatch.setattr(ring, "CHECKED", False)
     deaths = 0
     for sizes in itertools.product((40, 41, 700), repeat=3):
         with memory() as [fd]:
@@ -647,7 +642,7 @@ def check_successor(data: bytes, before: int, number: int, line: str) -> None:
 
 
 def test_a_flipped_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "CHECKED", True)
+    monkeypatch.setattr(ring, "CHECKED", True)
     with memory() as [fd]:
         writer, reader = Writer(fd), Reader(fd)
         assert writer.put(record(0, 0, 700))
@@ -655,14 +650,14 @@ def test_a_flipped_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found is not None
         found["data"].flags.writeable = True
         found["data"][500] ^= 1
-        monkeypatch.setattr(shm.time, "monotonic", itertools.count().__next__)
+        monkeypatch.setattr(ring.time, "monotonic", itertools.count().__next__)
         with pytest.raises(Torn):
             reader.peek()
         found["data"][500] ^= 1
         assert reader.peek() is not None
 
 
-@pytest.mark.parametrize(("word", "value"), [(COMMIT, 0), (COMMIT, 2), (FORMAT, 3), (FORMAT, -1), (shm.LENGTH, 64)])
+@pytest.mark.parametrize(("word", "value"), [(COMMIT, 0), (COMMIT, 2), (FORMAT, 3), (FORMAT, -1), (ring.LENGTH, 64)])
 def test_a_message_that_was_not_committed_is_never_taken(word: int, value: int) -> None:
     with memory() as [fd]:
         writer, reader = Writer(fd), Reader(fd)
@@ -673,16 +668,16 @@ def test_a_message_that_was_not_committed_is_never_taken(word: int, value: int) 
 
 
 def test_a_value_is_read_again_until_its_checksum_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "CHECKED", True)
+    monkeypatch.setattr(latest_module, "CHECKED", True)
     with memory() as [fd]:
-        Latest(fd).write(7, np.arange(1000))
+        Latest(fd).write(7, {"x": np.arange(1000)})
         latest = Latest(fd)
-        found = latest.read(-1, np.int64)
-        assert found is not None and found[0] == 7 and (found[1] == np.arange(1000)).all()
+        found = latest.read(-1)
+        assert found is not None and found[0] == 7 and (found[1]["x"] == np.arange(1000)).all()
         latest._slots[1][17] ^= 1
-        assert latest.read(-1, np.int64) is None
+        assert latest.read(-1) is None
         latest._slots[1][17] ^= 1
-        assert latest.read(-1, np.int64) is not None
+        assert latest.read(-1) is not None
 
 
 # The newest value.
@@ -702,10 +697,10 @@ def latest_life(fds: list[int], life: int, death: tuple[int, str]) -> Callable[[
         tag = next(tags)
         x = value(tag)
         if death[0] == writes and latest._memory is not None:  # dies half way
-            slot = (latest._words[Latest.VERSION] + 1) & 1
+            slot = (latest._words[latest_module.VERSION] + 1) & 1
             latest._slots[slot][:500_000] = x.view(np.uint8)[:500_000]
             os.kill(os.getpid(), signal.SIGKILL)
-        latest.write(tag, x)
+        latest.write(tag, {"x": x})
         if death[0] in (0, writes):
             os.kill(os.getpid(), signal.SIGKILL)
         return 1
@@ -717,13 +712,13 @@ def test_the_newest_value_is_whole_while_its_writers_are_killed() -> None:
     kills = 60
     with memory() as [fd], killing("latest", kills, [fd]) as (process, words):
         latest, have, seen = Latest(fd), -1, 0
-        assert latest.read(have, np.float32) is None or process.poll() is None
+        assert latest.read(have) is None or process.poll() is None
         deadline = time.monotonic() + 60
         while True:
             ended = process.poll() is not None
-            found = latest.read(have, np.float32)
+            found = latest.read(have)
             if found is not None:
-                tag, x = found
+                tag, x = found[0], found[1]["x"]
                 assert tag > have, "older than the one before, or the one that was there"
                 assert len(x) == 300_000 and (x == np.float32(tag)).all(), "a mix of two values"
                 have, seen = tag, seen + 1
@@ -740,28 +735,41 @@ def test_the_newest_value_is_whole_while_its_writers_are_killed() -> None:
 
 
 def test_tags_name_values() -> None:
+    def tree(*values: int) -> Tree:
+        return {"x": np.array(values, np.int32)}
+
     with memory() as [fd]:
         writer, reader = Latest(fd), Latest(fd)
-        assert reader.read(-1, np.int32) is None, "nothing was written yet"
-        writer.write(5, np.array([1, 2, 3], np.int32))
-        tag, x = reader.read(-1, np.int32) or (0, None)
-        assert tag == 5 and x.tolist() == [1, 2, 3]
-        assert reader.read(5, np.int32) is None and reader.read(4, np.int32) is not None
-        x[:] = 0
-        assert (reader.read(-1, np.int32) or (0, x))[1].tolist() == [1, 2, 3], "it was a copy"
-        Latest(fd).write(2, np.array([4, 5, 6], np.int32))
-        tag, x = reader.read(5, np.int32) or (0, None)
-        assert tag == 2 and x.tolist() == [4, 5, 6], "the last written is the newest, whatever its tag"
+        assert reader.read(-1) is None, "nothing was written yet"
+        writer.write(5, tree(1, 2, 3))
+        tag, found = reader.read(-1) or (0, {})
+        assert tag == 5 and found["x"].tolist() == [1, 2, 3]
+        assert reader.read(5) is None and reader.read(4) is not None
+        found["x"][:] = 0
+        assert (reader.read(-1) or (0, found))[1]["x"].tolist() == [1, 2, 3], "it was a copy"
+        Latest(fd).write(2, tree(4, 5, 6))
+        tag, found = reader.read(5) or (0, {})
+        assert tag == 2 and found["x"].tolist() == [4, 5, 6], "the last written is the newest, whatever its tag"
         with pytest.raises(AssertionError):
-            writer.write(3, np.zeros(4, np.int32))
+            writer.write(3, tree(1, 2, 3, 4))
+
+
+def test_a_value_may_have_several_arrays() -> None:
+    with memory() as [fd]:
+        value = {"a": np.arange(3, dtype=np.int8), "b": np.array(2.5), "c": np.ones((2, 2), np.float32)}
+        Latest(fd).write(1, value)
+        _, found = Latest(fd).read(-1) or (0, {})
+        assert list(found) == list(value)
+        for name, x in value.items():
+            assert found[name].dtype == x.dtype and found[name].shape == x.shape and (found[name] == x).all()
 
 
 def test_a_first_value_that_was_never_finished_is_no_value() -> None:
     with memory() as [fd]:
-        Memory(fd, 3 * shm.PAGE).words(0, 8)[Latest.SIZE] = 12  # killed before the version was set
-        assert Latest(fd).read(-1, np.int32) is None
-        Latest(fd).write(1, np.arange(3, dtype=np.int32))
-        assert Latest(fd).read(-1, np.int32) is not None
+        Memory(fd, 3 * shm_memory.PAGE).words(0, 8)[latest_module.SIZE] = 12  # killed before the version was set
+        assert Latest(fd).read(-1) is None
+        Latest(fd).write(1, {"x": np.arange(3, dtype=np.int32)})
+        assert Latest(fd).read(-1) is not None
 
 
 # Bells.
@@ -840,7 +848,7 @@ def test_a_writer_may_ring_once_for_many_messages() -> None:
 
 def test_a_bell_that_has_rung_since_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(shm, "_syscall", lambda *args: calls.append(args))
+    monkeypatch.setattr(bell_module, "_syscall", lambda *args: calls.append(args))
     with memory() as [fd]:
         bell = Bell(Memory(fd, 64), 0)
         since = bell.rung()
@@ -903,7 +911,7 @@ def test_memory_that_cannot_be_had_is_the_users_to_know(number: int, monkeypatch
 
     with memory() as [fd]:
         monkeypatch.setattr(os, "posix_fallocate", refuse)
-        for make in (lambda: Arena(fd).zeros(10**6, np.float64), lambda: Latest(fd).write(1, np.zeros(9))):
+        for make in (lambda: Arena(fd).zeros(10**6, np.float64), lambda: Latest(fd).write(1, {"x": np.zeros(9)})):
             with pytest.raises(UserError, match=r"MB of shared memory are needed.*lower store\.capacity"):
                 make()
         with pytest.raises(UserError, match="shared memory"):
@@ -914,7 +922,7 @@ def test_memory_that_cannot_be_had_is_the_users_to_know(number: int, monkeypatch
 
 def test_other_errors_of_memory_are_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
-        shm.reserve(-1, 4096)
+        shm_memory.reserve(-1, 4096)
 
 
 def test_every_page_of_memory_is_there() -> None:

@@ -24,7 +24,8 @@ import pytest
 
 from veldt.records.block import Block, BlockId, Schema, Window
 from veldt.records.tree import Tree, spec
-from veldt.runtime.shm import Arena, Memory, make_memory
+from veldt.runtime.shm.arena import Arena
+from veldt.runtime.shm.memory import Memory, make_memory
 from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.replay import Replay, Sample
 from veldt.storing.selectors import Fifo, Prioritized, Uniform

@@ -26,7 +26,10 @@ import numpy as np
 from veldt.errors import UserError
 from veldt.records.tree import Array, Tree
 from veldt.runtime.local.zygote import die_with_parent
-from veldt.runtime.shm import Arena, Bell, Memory, Reader, Writer, make_memory
+from veldt.runtime.shm.arena import Arena
+from veldt.runtime.shm.bell import Bell
+from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.ring import Reader, Writer
 
 SPIN = 200  # looks before a sleep, some 65 us: longer than it takes to wake a partner that sleeps
 PAYLOADS: Tree = {

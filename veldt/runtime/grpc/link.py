@@ -130,13 +130,21 @@ class Link:
 
     def ends(self, node: str, cells: Mapping[str, Cell]) -> CallerEnds:
         """The ends of the channel to a node of the run."""
-        stream, calls = self._channels.get(f"{node} stream"), self._channels.get(f"{node} calls")
+        stream, calls = f"{node} stream", f"{node} calls"
         return CallerEnds(
-            None if stream is None else self.outboxes[stream],
-            None if calls is None else self.outboxes[calls],
-            None if calls is None else self.inboxes[calls],
+            self.outbox(stream) if stream in self._channels else None,
+            self.outbox(calls) if calls in self._channels else None,
+            self.inbox(calls) if calls in self._channels else None,
             cells,
         )
+
+    def outbox(self, name: str) -> LinkOutbox:
+        return self.outboxes[self._channels[name]]
+
+    def inbox(self, name: str) -> LinkInbox:
+        inbox = self.inboxes[self._channels[name]]
+        assert inbox is not None, f"{name} does not reply"
+        return inbox
 
     def cell(self, name: str) -> LinkCell:
         return self._cells[self._cells_at[name]]
