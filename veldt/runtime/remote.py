@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from veldt.records.block import Block, BlockId, Schema
+from veldt.records.block import Block, Schema, Source
 from veldt.records.step import EnvSpec
 from veldt.records.tree import PACKED, Array, Tree
 
@@ -43,6 +43,9 @@ class Requests(Inbox, Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+    @property
+    def popped(self) -> int: ...  # messages ever taken out, over all lives
 
 
 class Replies(Outbox, Protocol):
@@ -101,7 +104,7 @@ class RemoteParams:
 
 
 def block_message(block: Block, priorities: Array | None) -> Tree:
-    message: Tree = {"id": np.array(block.id, np.int64), "items": block.items}
+    message: Tree = {"items": block.items}
     if priorities is not None:
         message["priorities"] = np.asarray(priorities, np.float64)
     for kind, arrays in (("rows/", block.rows), ("starts/", block.starts)):
@@ -120,7 +123,7 @@ class Messages(NamedTuple):
 def store_messages(schema: Schema) -> Messages:
     starts = schema.starts
     rows, states = schema.layout.zeros(schema.rows), schema.start_layout.zeros(starts)
-    block = Block(BlockId(0, 0, 0), schema, rows, states, np.zeros(starts, np.bool_))
+    block = Block(schema, rows, states, np.zeros(starts, np.bool_))
     return Messages([block_message(block, priorities) for priorities in (None, np.zeros(starts))], [])
 
 
@@ -174,7 +177,8 @@ class StoreHost:
             if waiting[turn]:
                 message = self._inboxes[turn].peek()
                 assert message is not None
-                if not self._store.insert(*self._unpack(message)):
+                source = Source(turn, self._inboxes[turn].popped)
+                if not self._store.insert(*self._unpack(message), source):
                     self._refused += 1
                     return worked
                 self._inboxes[turn].pop()
@@ -200,7 +204,7 @@ class StoreHost:
             }
             for kind, layout in (("rows/", schema.layout), ("starts/", schema.start_layout))
         )
-        block = Block(BlockId(*message["id"].tolist()), schema, rows, starts, message["items"])
+        block = Block(schema, rows, starts, message["items"])
         return block, message.get("priorities")
 
 

@@ -248,6 +248,11 @@ class Ring:
         return 0 if self._map() is None else self._words[HEAD] - self._words[TAIL]
 
     @property
+    def popped(self) -> int:
+        """Messages ever read, over all lives of the reader."""
+        return 0 if self._map() is None else self._words[TAIL]
+
+    @property
     def written(self) -> int:
         """Messages ever written, over all lives of the writer."""
         return 0 if self._map() is None else self._words[HEAD]
