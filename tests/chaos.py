@@ -516,11 +516,14 @@ class Sink:
         self.calls = 0
         self.next: dict[int, int] = {}
 
-    def insert(self, block: Any, priorities: Any) -> bool:
+    def insert(self, block: Any, priorities: Any, source: Any = None) -> bool:
+        from oracles import read_source
+
         self.calls += 1
         if self.calls % 3 == 0:
             return False
-        actor, _, sequence = block.id
+        actor, sequence = read_source(block)
+        assert source is None or source.number == sequence, (source, sequence)
         assert sequence == self.next.get(actor, 0), (actor, sequence, self.next)
         stamp = 1000 * sequence + 10**6 * actor
         for name, column in block.columns().items():
@@ -546,11 +549,11 @@ class Producer:
     def step(self) -> bool:
         from oracles import make_block
 
-        from veldt.records.block import BlockId
+        from veldt.ports import Source
 
         if self.sequence == self.limit:
             return False
-        block = make_block(self.schema, BlockId(self.actor, 0, self.sequence), [True] * self.schema.starts)
+        block = make_block(self.schema, Source(self.actor, self.sequence), [True] * self.schema.starts)
         if not self.store.insert(block, self.sequence + np.arange(self.schema.starts, dtype=np.float64)):
             return False
         self.sequence += 1

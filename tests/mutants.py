@@ -280,7 +280,7 @@ MUTANTS = [
     Mutant(
         "acting-history-wraps-off-by-one",
         "When the buffer of the acting policy wraps, its stack keeps the frames of one step before.",
-        "acting/policy.py",
+        "records/history.py",
         "row[:, :keep] = row[:, -keep:]",
         "row[:, :keep] = row[:, -keep - 1 : -1]",
         (POLICY + "test_history_is_what_a_window_of_the_same_rows_reads",),
@@ -432,7 +432,7 @@ MUTANTS = [
     Mutant(
         "stack-across-episodes",
         "Stacked frames reach back into the episode before.",
-        "records/block.py",
+        "records/history.py",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
         "same[:, j] = same[:, j + 1] & valid[:, row]",
         (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
@@ -441,7 +441,7 @@ MUTANTS = [
     Mutant(
         "stack-without-the-first-frame",
         "Stacks near the start of an episode lack its first frame.",
-        "records/block.py",
+        "records/history.py",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
         "same[:, j] = same[:, j + 1] & ~first[:, row] & valid[:, row]",
         (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
@@ -449,7 +449,7 @@ MUTANTS = [
     Mutant(
         "stack-across-gaps",
         "Stacked frames reach back over a frame that was lost.",
-        "records/block.py",
+        "records/history.py",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]",
         "same[:, j] = same[:, j + 1] & ~first[:, row + 1]",
         (BLOCK + "test_stacked_history_ends_at_the_episode_and_at_gaps",),
@@ -490,7 +490,7 @@ MUTANTS = [
     Mutant(
         "blanking-missing",
         "A sample is not blanked before the episode, and the loss stacks it as it is.",
-        "storing/replay.py",
+        "storing/windows.py",
         "self._blanks = schema.window.slices and schema.window.before > 0",
         "self._blanks = False",
         (STREAM,),
@@ -498,7 +498,7 @@ MUTANTS = [
     Mutant(
         "small-observations-not-blanked",
         "Observations small enough to be packed with other columns keep the episode before.",
-        "storing/replay.py",
+        "storing/windows.py",
         "columns[name][earlier] = 0",
         "columns[name][earlier] += 0",
         (STREAM,),
@@ -506,7 +506,7 @@ MUTANTS = [
     Mutant(
         "large-observations-not-blanked",
         "Observations too large to be packed keep the episode before.",
-        "storing/replay.py",
+        "storing/windows.py",
         "blank if is_observation(name) else None",
         "None",
         (STORE + "test_what_lies_before_the_episode_reads_as_zero_in_large_and_in_small_observations",),
@@ -523,7 +523,7 @@ MUTANTS = [
     Mutant(
         "sample-is-a-view",
         "A sample of a single item is a view of the store.",
-        "storing/replay.py",
+        "storing/windows.py",
         "                columns[name][earlier] = 0\n        return columns",
         "                columns[name][earlier] = 0\n        if len(first) == 1:\n"
         "            rows = slice(first[0], first[0] + schema.window.rows)\n"
@@ -534,7 +534,7 @@ MUTANTS = [
     Mutant(
         "state-is-a-view",
         "What a checkpoint saves of the store changes while the store goes on.",
-        "storing/replay.py",
+        "storing/ring.py",
         '"items": self.items.copy()',
         '"items": self.items',
         (STORE + "test_nothing_that_comes_out_is_a_view_of_the_store",),
@@ -583,7 +583,7 @@ MUTANTS = [
     Mutant(
         "keys-of-another-part",
         "The priorities of a prefetched batch are written to the items of another one.",
-        "storing/replay.py",
+        "storing/store.py",
         "return Sample(self.keys[keep], rows",
         "return Sample(self.keys[: len(self.weights[keep])], rows",
         (STORE + "test_the_parts_of_a_sample_are_the_sample",),
@@ -591,17 +591,17 @@ MUTANTS = [
     Mutant(
         "overwritten-without-eviction",
         "A full ring writes over its oldest block without forgetting it.",
-        "storing/replay.py",
-        "while self.next - self.oldest == self.slots or self._overfull(items):",
-        "while self.next - self.oldest == self.slots + 1 or self._overfull(items):",
+        "storing/ring.py",
+        "return self.next - self.oldest == self.n_slots",
+        "return self.next - self.oldest == self.n_slots + 1",
         (MACHINE,),
     ),
     Mutant(
         "evicted-items-keep-their-mass",
         "The items of an evicted block can still be drawn.",
         "storing/replay.py",
-        "        self.selector.remove(slot * self.schema.starts + offsets)\n        self.size -= len(offsets)",
-        "        self.size -= len(offsets)",
+        "        self.selector.remove(leaves)\n        ring.size -= len(leaves)",
+        "        ring.size -= len(leaves)",
         (MACHINE,),
         ("ray-project/ray#54284",),
     ),
@@ -609,32 +609,32 @@ MUTANTS = [
         "capacity-exceeded",
         "A block is let in as long as the store was not full before it, and the capacity is exceeded.",
         "storing/replay.py",
-        "self.size + more > self.hard_capacity",
-        "self.size > self.hard_capacity",
+        "ring.size + more > self.hard_capacity",
+        "ring.size > self.hard_capacity",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
     ),
     Mutant(
         "trim-evicts-one-too-many",
         "A store that is just full loses one more block.",
         "storing/replay.py",
-        "while self.size > self.capacity and",
-        "while self.size >= self.capacity and",
+        "while self.ring.size > self.capacity:",
+        "while self.ring.size >= self.capacity:",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
     ),
     Mutant(
         "duplicates-accepted",
-        "A block that is sent twice is stored twice.",
-        "storing/replay.py",
-        "if self.latest.get(actor, (-1, -1)) >= tuple(number):",
-        "if self.latest.get(actor, (-1, -1)) > tuple(number):",
-        (STORE + "test_a_restarted_actor_begins_a_new_incarnation",),
+        "A message that comes twice is stored twice.",
+        "storing/ring.py",
+        "self.latest.get(source.channel, -1) < source.number",
+        "self.latest.get(source.channel, -1) <= source.number",
+        (STORE + "test_a_message_is_taken_once",),
     ),
     Mutant(
         "samples-counted-as-one",
         "A sample counts as one item for the limiter, whatever its size.",
         "storing/replay.py",
-        "self.sampled += n",
-        "self.sampled += 1",
+        "self.ring.sampled += n",
+        "self.ring.sampled += 1",
         (MACHINE,),
     ),
     # Priorities
@@ -715,10 +715,10 @@ MUTANTS = [
     Mutant(
         "queue-as-a-stack",
         "A queue gives its newest items first.",
-        "storing/selectors.py",
-        "self.queue.popleft()",
-        "self.queue.pop()",
-        (SELECTORS + "test_fifo_gives_each_leaf_once_in_the_order_they_came",),
+        "storing/queue.py",
+        "unread.popleft()",
+        "unread.pop()",
+        (STORE + "TestQueue",),
     ),
     # The sum tree
     Mutant(
@@ -1344,7 +1344,7 @@ MUTANTS = [
     Mutant(
         "stacks-across-episodes",
         "The stacks of an unroll reach over into the episode before.",
-        "records/block.py",
+        "records/history.py",
         "same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]",
         "same[:, :, j] = same[:, :, j + 1] & valid[:, j : j + rows]",
         (

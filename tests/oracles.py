@@ -20,7 +20,9 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.envs.small import Counter
 from veldt.learning.params import LatestParams
-from veldt.records.block import Block, BlockId, Schema, Window, observation
+from veldt.ports import Source
+from veldt.records.block import Block, Schema, Window
+from veldt.records.history import observation
 from veldt.records.tree import spec
 
 
@@ -81,14 +83,20 @@ def chi_square(observed: Any, expected: Any) -> float:
     return math.erfc(z / math.sqrt(2)) / 2
 
 
-def make_block(schema: Schema, id: BlockId, items: Sequence[bool]) -> Block:
-    """A block whose every number tells the block and the row or start that it belongs to."""
-    stamp = 1000 * id.sequence + 10**6 * id.actor
+def make_block(schema: Schema, source: Source, items: Sequence[bool]) -> Block:
+    """A block whose every number says which message brings it, and which row or start the number belongs to."""
+    stamp = 1000 * source.number + 10**6 * source.channel
     rows, starts = schema.layout.zeros(schema.rows), schema.start_layout.zeros(schema.starts)
     for layout, storage in ((schema.layout, rows), (schema.start_layout, starts)):
         for column in layout.columns(storage).values():
             column[...] = stamp + np.arange(len(column)).reshape(-1, *[1] * (column.ndim - 1))
-    return Block(id, schema, rows, starts, np.array(items, np.bool_))
+    return Block(schema, rows, starts, np.array(items, np.bool_))
+
+
+def read_source(block: Block) -> Source:
+    """The source that `make_block` wrote into a block; its schema has an int64 column `action`."""
+    stamp = int(block.columns()["action"].flat[0])
+    return Source(stamp // 10**6, stamp % 10**6 // 1000)
 
 
 class Faulty(Counter):

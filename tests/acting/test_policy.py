@@ -10,13 +10,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from veldt.acting.policy import History, LocalPolicy
+from veldt.acting.policy import LocalPolicy
 from veldt.algorithms.dqn import DQN
 from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.learning.params import LatestParams, Weights, flatten
-from veldt.records.block import Window, observation
+from veldt.records.block import Window
+from veldt.records.history import History, observation
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 

@@ -10,7 +10,7 @@ from oracles import Faulty, Rig, examples
 from test_block import windows
 
 from veldt.acting.recorder import Tape
-from veldt.records.block import BlockId, Window
+from veldt.records.block import Window
 from veldt.storing.limiters import MinSize, SamplesPerInsert
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Uniform
@@ -93,7 +93,9 @@ def test_back_pressure_loses_nothing(n, fresh, rhythm):
     else:
         pytest.fail("the cut never ended")
     assert sorted(rig.items()) == sorted(rig.expected_items(False))
-    assert [block.id for block in rig.tap.blocks] == [BlockId(0, 0, s) for s in range(len(rig.tap.blocks))]
+    for lane in range(n):
+        places = [place for place in rig.items() if place[2] == lane]
+        assert places == sorted(places)
     rig.actor.close()
 
 
@@ -140,7 +142,6 @@ def test_a_block_without_items_is_not_sent():
     rig = Rig(roomy, Window(lookahead=1), 1, n=3)
     drive(rig, [("step", 60)])
     assert all(block.items.any() for block in rig.tap.blocks)
-    assert [block.id.sequence for block in rig.tap.blocks] == list(range(len(rig.tap.blocks)))
     rig.actor.close()
 
 
@@ -164,16 +165,4 @@ def test_what_a_tape_drops_is_gone_and_what_it_keeps_is_in_place(window, strides
         columns = rig.schema.layout.columns(tape.rows)
         assert columns["reward"][0, : tape.end].tolist() == model
         assert columns["valid"][0].tolist() == [x > 0 for x in model] + [False] * (rig.schema.rows - len(model))
-    rig.actor.close()
-
-
-def test_a_recorder_goes_on_numbering_after_a_restart():
-    rig = Rig(roomy, Window(), 2)
-    drive(rig, [("step", 9), ("cut", 0)])
-    state = rig.recorder.state()
-    rig.recorder.load_state(state)
-    drive(rig, [("step", 9)])
-    numbers = [block.id.sequence for block in rig.tap.blocks]
-    assert numbers == list(range(len(numbers))) and len(numbers) > state["sequence"]
-    assert rig.store.duplicates == 0
     rig.actor.close()

@@ -36,8 +36,7 @@ from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
-from veldt.storing.replay import Replay
-from veldt.storing.selectors import Fifo
+from veldt.storing.queue import UnrollQueue
 
 CPU = torch.device("cpu")
 
@@ -324,14 +323,14 @@ def rig(kind: str = "feed-forward", actions: str = "discrete", unroll: int = 5) 
     with torch.no_grad():
         policy.vector[: sum(p.numel() for p in policy.net.parameters())].normal_(0, 0.5)
     params.publish(Weights(0, policy.vector.numpy()))
-    queue = Replay(schema, Fifo(10**4), MinSize(1), 10**4, 10**4 // schema.starts)
+    queue = UnrollQueue(schema, MinSize(1), 10**4 // schema.starts)
     log = Log(policy)
     actor = Actor(make, 2, Recorder(log, queue, algorithm, schema), Counters(), seed=3)
     for _ in range(60):
         actor.step()
     assert actor.cut()
     actor.close(), envs.close()
-    sample = queue.sample(queue.size)
+    sample = queue.sample(queue.ring.size)
     assert sample is not None and isinstance(policy.net, PolicyAndValue)
     batch = Batch(sample.rows, sample.starts, sample.weights, CPU)
     return Rig(algorithm, policy.net.requires_grad_(True), batch, log)

@@ -19,7 +19,7 @@ from veldt.errors import UserError
 from veldt.experiment.recipes import make
 from veldt.experiment.run import train
 from veldt.experiment.video import record_video
-from veldt.records.block import stack_history
+from veldt.records.history import stack_history
 
 STEPS = 2_000
 

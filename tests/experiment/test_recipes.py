@@ -15,6 +15,7 @@ from veldt.experiment.recipes import RECIPES
 from veldt.experiment.run import as_plain, flat
 from veldt.seeds import derive
 from veldt.storing.selectors import Prioritized, Uniform
+from veldt.topologies.stores import make_replay, store_size
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
@@ -141,7 +142,7 @@ def test_a_store_too_small_to_learn_from_is_refused() -> None:
     config = recipes.make("dqn", **{"store.capacity": "500", "store.min_size": 1_000})
     envs = make_env("CartPole-v1")
     with pytest.raises(UserError, match=r"the 1,000 that learning starts with; .*store\.capacity"):
-        config.store_size(config.schema(envs.spec))
+        store_size(config, config.schema(envs.spec))
 
 
 def test_an_unknown_recipe_gets_a_suggestion() -> None:
@@ -160,11 +161,12 @@ def test_epsilon_falls_in_a_line() -> None:
 
 
 def test_selectors_by_name() -> None:
-    schema = recipes.make("dqn").schema(make_env("CartPole-v1").spec)
-    assert isinstance(recipes.make("dqn").make_store(schema).selector, Uniform)
+    uniform = recipes.make("dqn")
+    schema = uniform.schema(make_env("CartPole-v1").spec)
+    assert isinstance(make_replay(uniform, schema).selector, Uniform)
     chosen = {"store.selector": "prioritized", "store.alpha": 0.7, "store.beta": 0.5}
-    prioritized = recipes.make("dqn", **chosen).make_store(schema).selector
-    assert isinstance(prioritized, Prioritized) and not isinstance(prioritized, Uniform)
+    prioritized = make_replay(recipes.make("dqn", **chosen), schema).selector
+    assert isinstance(prioritized, Prioritized)
     assert (prioritized.alpha, prioritized.beta) == (0.7, 0.5)
 
 

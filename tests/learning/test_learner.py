@@ -19,7 +19,7 @@ from veldt.learning import optim, params
 from veldt.learning.learner import BAD_IN_A_ROW, Diverged, Learner, LearnerConfig
 from veldt.learning.params import LatestParams, Weights
 from veldt.records.tree import Array
-from veldt.storing.replay import Sample
+from veldt.storing.store import Sample
 
 ENV = make_env("veldt/Chain-v0").spec
 

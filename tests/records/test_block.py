@@ -11,7 +11,8 @@ from oracles import examples, tensors
 from oracles import stack_history as seen_by_definition
 from oracles import trainable as trainable_by_definition
 
-from veldt.records.block import Window, observation, observations, stack_history, stack_windows, trainable, window_items
+from veldt.records.block import Window, trainable, window_items
+from veldt.records.history import observation, observations, stack_history, stack_windows
 
 
 @st.composite

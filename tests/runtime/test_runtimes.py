@@ -33,6 +33,7 @@ from veldt.runtime.local import zygote
 from veldt.runtime.local.supervisor import Local
 from veldt.storing.limiters import SamplesPerInsert
 from veldt.storing.replay import Replay
+from veldt.topologies.stores import make_replay
 
 RUNTIMES = {"inline": Inline, "local": Local}
 
@@ -110,7 +111,7 @@ def test_the_blocks_of_each_actor_arrive_in_order_and_unchanged(runtime: Any) ->
 
 
 def refusing_store(config: Any, schema: Schema, memory: Any = None) -> Replay:
-    store = config.make_store(schema, memory)
+    store = make_replay(config, schema, memory)
     store.limiter = chaos.Never()
     return store
 
@@ -172,7 +173,7 @@ def test_the_samples_per_insert_hold_through_the_whole_run(runtime: Any, sleep: 
     config = config_of(**{"store.samples_per_insert": 4.0})
     envs = config.envs()
     envs.close()
-    law = config.make_store(config.schema(envs.spec)).limiter
+    law = make_replay(config, config.schema(envs.spec)).limiter
     assert isinstance(law, SamplesPerInsert)
     seen: list[tuple[float, float]] = []
 

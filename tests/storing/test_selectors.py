@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import chi_square, examples
 
-from veldt.storing.selectors import FLOOR, Fifo, Prioritized, Uniform
+from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 
 PRIORITIES = st.lists(st.floats(0, 100), min_size=1, max_size=12)
 
@@ -74,33 +74,17 @@ def test_uniform_ignores_priorities(priorities, n):
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(st.permutations(range(8)), st.integers(0, 8), st.integers(0, 8))
-def test_fifo_gives_each_leaf_once_in_the_order_they_came(order, drawn, removed):
-    selector = Fifo(8)
-    for leaf in order:
-        selector.insert(np.array([leaf]), None)
-    rng = np.random.default_rng(0)
-    out = selector.draw(drawn, rng).leaves.tolist() if drawn else []
-    selector.remove(np.array(order[:removed], np.int64))  # some may have been drawn before
-    rest = 8 - max(drawn, removed)
-    saved = Fifo(8)
-    saved.load(selector.save(), np.array(order))
-    for fifo in (selector, saved):
-        assert out + (fifo.draw(rest, rng).leaves.tolist() if rest else []) == order[:drawn] + order[max(drawn, removed) :]
-
-
-@settings(max_examples=examples(50), deadline=None)
 @given(PRIORITIES, st.lists(st.integers(0, 11), max_size=5))
 def test_a_saved_selector_is_the_same_to_the_bit(priorities, removed):
     selector = filled(Prioritized(12), priorities)
     selector.remove(np.array(removed, np.int64))
     again = Prioritized(12)
-    again.load(selector.save(), np.arange(12))
+    again.load(selector.save())
     assert again.tree.nodes.tobytes() == selector.tree.nodes.tobytes() and again.largest == selector.largest
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
-@pytest.mark.parametrize("make", [Prioritized, Uniform, Fifo])
+@pytest.mark.parametrize("make", [Prioritized, Uniform])
 def test_bad_priorities_are_refused(make, bad):
     selector = filled(make(4), [1.0, 2.0])
     before = selector.save()

@@ -22,20 +22,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from veldt.records.block import Block, BlockId, Schema, Window
+from veldt.ports import Source
+from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
 from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.memory import Memory, make_memory
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.replay import Replay, Sample
-from veldt.storing.selectors import Fifo, Prioritized, Uniform
+from veldt.storing.queue import UnrollQueue
+from veldt.storing.replay import Replay
+from veldt.storing.selectors import Prioritized, Uniform
 from veldt.storing.slots import Slots
+from veldt.storing.store import Sample
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
 SCHEMA = Schema(COLUMNS, Window(history=2, length=2, lookahead=1, stride=2), 8, {"h": spec((3,), np.float32)})
 S = SCHEMA.starts  # 4
 SLOTS, CAPACITY, BATCH = 4, 14, 6
-KINDS = {"prioritized": Prioritized, "uniform": Uniform, "fifo": Fifo}
 
 
 @contextlib.contextmanager
@@ -46,12 +48,23 @@ def memory(count: int = 1) -> Iterator[list[int]]:
         os.close(fd)
 
 
-def open_store(kind: str, fd: int, slots: int = SLOTS, capacity: int = CAPACITY) -> Replay:
+def open_replay(kind: str, fd: int, slots: int = SLOTS) -> Replay:
     arena = Arena(fd)
-    more = {} if kind == "fifo" else {"memory": arena}
-    selector = KINDS[kind](slots * S, **more)
-    limiter = Queue(slots * S) if kind == "fifo" else MinSize(1)
-    return Replay(SCHEMA, selector, limiter, capacity, slots, memory=arena)
+    make: Any = {"prioritized": Prioritized, "uniform": Uniform}[kind]
+    return Replay(SCHEMA, make(slots * S, memory=arena), MinSize(1), CAPACITY, slots, memory=arena)
+
+
+def open_queue(fd: int) -> UnrollQueue:
+    return UnrollQueue(SCHEMA, Queue(SLOTS * S), SLOTS, Arena(fd))
+
+
+def open_store(kind: str, fd: int) -> Replay | UnrollQueue:
+    return open_queue(fd) if kind == "fifo" else open_replay(kind, fd)
+
+
+def insert(store: Replay | UnrollQueue, sequence: int, priorities: Any = None) -> bool:
+    """The block that message number `sequence` of channel 5 brings."""
+    return store.insert(make_block(SCHEMA, sequence), priorities, Source(5, sequence))
 
 
 def make_block(schema: Schema, sequence: int, items: Any = True) -> Block:
@@ -60,7 +73,7 @@ def make_block(schema: Schema, sequence: int, items: Any = True) -> Block:
     for layout, storage in ((schema.layout, rows), (schema.start_layout, starts)):
         for column in layout.columns(storage).values():
             column[...] = 100 * sequence + np.arange(len(column)).reshape(-1, *[1] * (column.ndim - 1))
-    return Block(BlockId(0, 0, sequence), schema, rows, starts, np.full(schema.starts, items, np.bool_))
+    return Block(schema, rows, starts, np.full(schema.starts, items, np.bool_))
 
 
 def priority(sequence: int, updated: bool) -> Any:
@@ -72,20 +85,20 @@ def masses(store: Replay, sequence: int, updated: bool) -> Any:
     return np.maximum(priority(sequence, updated), 1e-6) ** store.selector.alpha  # type: ignore[attr-defined]
 
 
-def check_blocks(store: Replay) -> list[int]:
+def check_blocks(store: Replay | UnrollQueue) -> list[int]:
     """Every block is as it was sent, and has one of the masses that it ever had; the serials, which are the sequences."""
     live = list(range(store.oldest, store.next))
     for serial in live:
-        slot, expected = serial % store.slots, make_block(SCHEMA, serial)
-        assert store.memory.ids[slot].tolist() == [0, 0, serial]
+        slot, expected = serial % store.ring.n_slots, make_block(SCHEMA, serial)
+        assert store.ring.slots.sources[slot].tolist() == [5, serial]
         for ours, theirs, size in (
-            (store.rows, expected.rows, SCHEMA.rows),
-            (store.starts, expected.starts, SCHEMA.starts),
+            (store.ring.rows, expected.rows, SCHEMA.rows),
+            (store.ring.starts, expected.starts, SCHEMA.starts),
         ):
             for name, column in theirs.items():
                 assert ours[name][slot * size : (slot + 1) * size].tobytes() == column.tobytes(), (serial, name)
-        if not store.selector.once:
-            assert store.items[slot].all(), "an item is missing"
+        if isinstance(store, Replay):
+            assert store.ring.items[slot].all(), "an item is missing"
             mass = store.selector.save()[slot * S : (slot + 1) * S]
             if isinstance(store.selector, Uniform):
                 assert (mass == 1).all()
@@ -95,7 +108,7 @@ def check_blocks(store: Replay) -> list[int]:
     return live
 
 
-def check_windows(store: Replay, sample: Sample) -> None:
+def check_windows(sample: Sample) -> None:
     window = SCHEMA.window
     for i, key in enumerate(sample.keys.tolist()):
         serial, offset = divmod(key, S)
@@ -111,7 +124,7 @@ def check_windows(store: Replay, sample: Sample) -> None:
 class Deaths:
     """Takes a copy of the memory before every line of the store's code, as it would be if the process died there."""
 
-    FILES = ("replay.py", "slots.py", "selectors.py", "sumtree.py")
+    FILES = ("replay.py", "queue.py", "ring.py", "slots.py", "selectors.py", "sumtree.py")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -148,15 +161,15 @@ def copy_of(data: bytes) -> Iterator[int]:
 def test_a_store_killed_between_any_two_lines_goes_on(kind: str) -> None:
     deaths = 0
     with memory() as [fd]:
-        store = open_store(kind, fd)
+        store = open_replay(kind, fd)
         for sequence in range(9):
             before = list(range(store.oldest, store.next))
             saved = store.selector.save()[:-1]
             with Deaths(fd) as inserting:
-                assert store.insert(make_block(SCHEMA, sequence), priority(sequence, False))
+                assert insert(store, sequence, priority(sequence, False))
             for data, line in inserting.copies.items():
                 with copy_of(data) as again:
-                    adopted = open_store(kind, again)
+                    adopted = open_replay(kind, again)
                     live = check_blocks(adopted)
                     # Some of the oldest may be gone, and the new one may be there; all the others are.
                     kept = before[len(before) - len([x for x in live if x < sequence]) :]
@@ -175,45 +188,45 @@ def test_a_store_killed_between_any_two_lines_goes_on(kind: str) -> None:
             after = store.selector.save()[:-1]
             for data, line in [*sampling.copies.items(), *updating.copies.items()]:
                 with copy_of(data) as again:
-                    adopted = open_store(kind, again)
+                    adopted = open_replay(kind, again)
                     assert check_blocks(adopted) == list(range(store.oldest, store.next)), line
                     mass = adopted.selector.save()[:-1]
                     assert ((mass == saved) | (mass == after)).all(), line
                     deaths += 1
-            assert (open_store(kind, fd).selector.save()[:-1] == after).all(), "and all of them once it has returned"
+            assert (open_replay(kind, fd).selector.save()[:-1] == after).all(), "and all of them once it has returned"
     assert deaths > 9 * 8
 
 
 def check_goes_on(store: Replay, live: list[int], sequence: int, line: str) -> None:
     """A store that was adopted is valid, knows its blocks, and takes the next ones."""
     store.check_valid()
-    assert store.size == len(live) * S and store.inserted in (sequence * S, (sequence + 1) * S), line
+    assert store.ring.size == len(live) * S and store.ring.inserted in (sequence * S, (sequence + 1) * S), line
     for known in live:
-        duplicates = store.duplicates
-        assert store.insert(make_block(SCHEMA, known), None) and store.duplicates == duplicates + 1, line
+        duplicates = store.ring.duplicates
+        assert insert(store, known, None) and store.ring.duplicates == duplicates + 1, line
     for more in range(sequence + (sequence in live), sequence + 6):
-        assert store.insert(make_block(SCHEMA, more), priority(more, False))
+        assert insert(store, more, priority(more, False))
         assert check_blocks(store)[-1] == more, line
         store.check_valid()
         sample = store.sample(BATCH)
         assert sample is not None
-        check_windows(store, sample)
+        check_windows(sample)
 
 
 def test_a_queue_killed_between_any_two_lines_gives_nothing_twice_and_keeps_its_order() -> None:
     """A sample in which it was killed is lost, as far as it had got; nothing else is."""
     deaths = 0
     with memory() as [fd]:
-        store = open_store("fifo", fd)
+        store = open_queue(fd)
         given, sequence = 0, 0
         for _ in range(6):
             while sequence - given // S < SLOTS:
                 with Deaths(fd) as inserting:
-                    assert store.insert(make_block(SCHEMA, sequence), None)
+                    assert insert(store, sequence, None)
                 for data, line in inserting.copies.items():
                     with copy_of(data) as again:
                         deaths += 1
-                        check_queue(open_store("fifo", again), {given}, {sequence * S, (sequence + 1) * S}, line)
+                        check_queue(open_queue(again), {given}, {sequence * S, (sequence + 1) * S}, line)
                 sequence += 1
             with Deaths(fd) as sampling:
                 sample = store.sample(BATCH)
@@ -221,21 +234,21 @@ def test_a_queue_killed_between_any_two_lines_gives_nothing_twice_and_keeps_its_
             for data, line in sampling.copies.items():
                 with copy_of(data) as again:
                     deaths += 1
-                    check_queue(open_store("fifo", again), {given, given + BATCH}, {sequence * S}, line)
+                    check_queue(open_queue(again), {given, given + BATCH}, {sequence * S}, line)
             given += BATCH
     assert deaths > 50
 
 
-def check_queue(store: Replay, firsts: set[int], stops: set[int], line: str) -> None:
+def check_queue(store: UnrollQueue, firsts: set[int], stops: set[int], line: str) -> None:
     """What is left in an adopted queue is a run of items, from one of these keys on to one of those."""
     store.check_valid()
     check_blocks(store)
-    left = store.size
+    left = store.ring.size
     keys: list[int] = []
-    while store.size:
+    while store.ring.size:
         sample = store.sample(1)
         assert sample is not None
-        check_windows(store, sample)
+        check_windows(sample)
         keys += sample.keys.tolist()
     assert len(keys) == left and (not keys or keys == list(range(keys[0], keys[-1] + 1))), line
     assert not keys or (keys[0] in firsts and keys[-1] + 1 in stops), (line, keys, firsts, stops)
@@ -245,30 +258,30 @@ def check_queue(store: Replay, firsts: set[int], stops: set[int], line: str) -> 
 @pytest.mark.parametrize("batch", [SLOTS * S, S])
 def test_a_queue_killed_while_it_gave_out_takes_blocks_again(batch: int) -> None:
     with memory() as [fd]:
-        store = open_store("fifo", fd)
+        store = open_queue(fd)
         for sequence in range(SLOTS):
-            assert store.insert(make_block(SCHEMA, sequence), None)
+            assert insert(store, sequence, None)
         with Deaths(fd) as sampling:
             assert store.sample(batch) is not None
         for data, line in sampling.copies.items():
             with copy_of(data) as again:
-                adopted = open_store("fifo", again)
-                took = adopted.insert(make_block(SCHEMA, SLOTS), None)
+                adopted = open_queue(again)
+                took = insert(adopted, SLOTS, None)
                 assert took or adopted.sample(1) is not None, f"killed at {line}, it neither takes nor gives"
 
 
 @pytest.mark.parametrize("kind", ["prioritized", "uniform"])
 def test_a_store_killed_while_it_adopts_is_adopted_again(kind: str) -> None:
     with memory() as [fd]:
-        store = open_store(kind, fd)
+        store = open_replay(kind, fd)
         for sequence in range(6):
-            assert store.insert(make_block(SCHEMA, sequence), priority(sequence, False))
+            assert insert(store, sequence, priority(sequence, False))
         with Deaths(fd) as adopting:
-            open_store(kind, fd)
+            open_replay(kind, fd)
         assert adopting.copies
         for data, line in adopting.copies.items():
             with copy_of(data) as again:
-                adopted = open_store(kind, again)
+                adopted = open_replay(kind, again)
                 assert check_blocks(adopted) == check_blocks(store), line
                 adopted.check_valid()
 
@@ -276,13 +289,13 @@ def test_a_store_killed_while_it_adopts_is_adopted_again(kind: str) -> None:
 def test_serials_go_on_when_nothing_is_left() -> None:
     """Killed twice: after a block was committed and before it was counted, then while that block made room for the next."""
     with memory() as [fd]:
-        store = open_store("prioritized", fd, slots=1)
-        store._keep = lambda: None  # type: ignore[method-assign]
-        assert store.insert(make_block(SCHEMA, 0), None)
-        second = open_store("prioritized", fd, slots=1)
+        store = open_replay("prioritized", fd, slots=1)
+        store.ring.keep = lambda: None  # type: ignore[method-assign]
+        assert insert(store, 0, None)
+        second = open_replay("prioritized", fd, slots=1)
         assert (second.oldest, second.next) == (0, 1)
         second._evict()
-        third = open_store("prioritized", fd, slots=1)
+        third = open_replay("prioritized", fd, slots=1)
         assert (third.oldest, third.next) == (1, 1), "a serial is used once: it says which blocks a checkpoint has"
 
 
@@ -323,11 +336,11 @@ def work(kind: str, fd: int, words: memoryview) -> None:
     store = open_store(kind, fd)
     check_adopted(kind, store, words[INSERTED], words[GIVEN])
     sequence = store.next
-    given = words[GIVEN] = S * store.next - store.size  # of a queue: a sample that was cut short is lost
+    given = words[GIVEN] = S * store.next - store.ring.size  # of a queue: a sample that was cut short is lost
     words[INSERTED] = sequence
     words[LIVES] += 1
     while os.getppid() != 1:
-        while store.insert(make_block(SCHEMA, sequence), priority(sequence, False)):
+        while insert(store, sequence, priority(sequence, False)):
             sequence += 1
             words[INSERTED] = sequence
             if kind != "fifo" and sequence % 3 == 0:
@@ -335,7 +348,7 @@ def work(kind: str, fd: int, words: memoryview) -> None:
         sample = store.sample(BATCH)
         assert sample is not None
         words[SAMPLES] += 1
-        check_windows(store, sample)
+        check_windows(sample)
         if kind == "fifo":
             assert sample.keys.tolist() == list(range(given, given + BATCH))
             given += BATCH
@@ -345,19 +358,19 @@ def work(kind: str, fd: int, words: memoryview) -> None:
             store.update(sample.keys, np.array([priority(a, True)[b] for a, b in zip(serials, offsets, strict=True)]))
 
 
-def check_adopted(kind: str, store: Replay, inserted: int, given: int) -> None:
+def check_adopted(kind: str, store: Replay | UnrollQueue, inserted: int, given: int) -> None:
     store.check_valid()
     live = check_blocks(store)
     assert store.next in (inserted, inserted + 1), "every insert that returned, and at most one more"
     if kind == "fifo":
-        items = [serial * S + s for serial in live for s in range(S) if store.items[serial % store.slots, s]]
+        items = [serial * S + s for serial in live for s in range(S) if store.ring.items[serial % store.ring.n_slots, s]]
         assert items == list(range(items[0], store.next * S)) if items else True
         assert (items[0] if items else store.next * S) - given in range(BATCH + 1), "at most one sample is lost"
     else:
         assert len(live) >= min(store.next, CAPACITY // S - 1)
     if live:
-        duplicates = store.duplicates
-        assert store.insert(make_block(SCHEMA, live[-1]), None) and store.duplicates == duplicates + 1
+        duplicates = store.ring.duplicates
+        assert insert(store, live[-1], None) and store.ring.duplicates == duplicates + 1
 
 
 @contextlib.contextmanager
@@ -403,7 +416,7 @@ def write_slots(kind: str, fd: int, words: memoryview) -> None:
     while os.getppid() != 1:
         if serial >= 8:
             slots.erase(serial - 8)
-        slots.write(serial, blocks[serial % 100])
+        slots.write(serial, blocks[serial % 100], None)
         serial += 1
         words[SAMPLES] += serial % 20 == 0
 
@@ -441,7 +454,7 @@ def test_a_block_that_goes_while_it_is_copied_is_left_out() -> None:
     for ahead, when in itertools.product(range(6), range(4)):
         slots = Slots(SCHEMA, 4)
         for serial in range(4):
-            slots.write(serial, make_block(SCHEMA, serial))
+            slots.write(serial, make_block(SCHEMA, serial), None)
         arrays, copied = slots._arrays(), itertools.count()
 
         class Slow(dict[str, Any]):
@@ -449,7 +462,7 @@ def test_a_block_that_goes_while_it_is_copied_is_left_out() -> None:
                 for name, array in super().items():
                     if next(copied) == when:
                         for serial in range(4, 4 + ahead):
-                            slots.write(serial, make_block(SCHEMA, serial))
+                            slots.write(serial, make_block(SCHEMA, serial), None)
                     yield name, array
 
         slots._arrays = lambda arrays=arrays, slow=Slow: slow(arrays)  # type: ignore[method-assign, misc]
@@ -462,9 +475,9 @@ def test_a_slot_that_is_being_written_is_no_block() -> None:
     with memory() as [fd]:
         slots = Slots(SCHEMA, 3, Arena(fd))
         for serial in range(3):
-            slots.write(serial, make_block(SCHEMA, serial))
+            slots.write(serial, make_block(SCHEMA, serial), None)
         with Deaths(fd) as writing:
-            slots.write(3, make_block(SCHEMA, 3))
+            slots.write(3, make_block(SCHEMA, 3), None)
         assert len(writing.copies) > 3
         for data, line in writing.copies.items():
             with copy_of(data) as again:

@@ -13,11 +13,13 @@ from oracles import earlier_episode, examples, make_block
 
 from veldt.errors import UserError
 from veldt.experiment.memory import Size, check_memory, format_bytes, parse_capacity, plan_size
-from veldt.records.block import BlockId, Schema, Window
+from veldt.ports import Source
+from veldt.records.block import Schema, Window
 from veldt.records.tree import PACKED, spec
 from veldt.storing.limiters import MinSize, Queue
+from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
-from veldt.storing.selectors import FLOOR, Fifo, Prioritized, Uniform
+from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
 STATE = {"h": spec((3,), np.float32)}
@@ -34,15 +36,20 @@ def make_store(selector=Prioritized, limiter=None, capacity=100, slots=8, schema
     return Replay(schema, selector(slots * schema.starts), limiter or MinSize(1), capacity, slots, **kwargs)
 
 
+def make_queue(limiter, slots=8, schema=SCHEMA):
+    return UnrollQueue(schema, limiter, slots)
+
+
 def block(sequence, items=(True,) * S, actor=0, schema=SCHEMA):
-    return make_block(schema, BlockId(actor, 0, sequence), items)
+    return make_block(schema, Source(actor, sequence), items)
 
 
 def everything(store):
     """All that a store remembers, as bytes."""
-    parts = [*store.rows.values(), *store.starts.values(), store.items, store.selector.save()]
-    numbers = {name: x for name, x in vars(store).items() if isinstance(x, int | float)}
-    return [x.tobytes() for x in parts], numbers, dict(store.latest), store.rng.bit_generator.state
+    ring, state = store.ring, store.state()
+    parts = [*ring.rows.values(), *ring.starts.values(), ring.items, state.get("mass", np.zeros(0))]
+    numbers = {name: x for name, x in (vars(ring) | vars(store)).items() if isinstance(x, int | float)}
+    return [x.tobytes() for x in parts], numbers, dict(ring.latest), state.get("rng")
 
 
 def check_sample(sample, blocks):
@@ -74,6 +81,7 @@ class ReplayMachine(RuleBasedStateMachine):
         self.model = []
         self.largest, self.sequence, self.serial, self.stale, self.evicted = 1.0, 0, 0, 0, 0
         self.keys = [0]  # every key there ever was; block 0 goes in first
+        self.sources = []  # of the messages that came since the store was made or loaded
         self.insert([True] * S, None, 0)
 
     def make(self):
@@ -102,7 +110,9 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(items=ITEMS, priorities=st.none() | PRIORITIES, actor=st.integers(0, 2))
     def insert(self, items, priorities, actor):
         fresh = block(self.sequence, items, actor)
-        assert self.store.insert(fresh, None if priorities is None else np.array(priorities))
+        source = Source(actor, self.sequence)
+        assert self.store.insert(fresh, None if priorities is None else np.array(priorities), source)
+        self.sources.append(source)
         hard = int(self.config["capacity"] * (1 + self.config["slack"]))
         while self.model and (len(self.model) == self.config["slots"] or self.size + sum(items) > hard):
             self.evict()
@@ -112,24 +122,25 @@ class ReplayMachine(RuleBasedStateMachine):
         self.keys += [self.serial * S + s for s in offsets]
         self.sequence, self.serial = self.sequence + 1, self.serial + 1
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: self.sources)
     @rule(data=st.data())
     def insert_again(self, data):
-        """A block that came before is taken and forgotten; so is an older one of the same actor."""
-        before, duplicates = everything(self.store), self.store.duplicates
-        known = data.draw(st.sampled_from([fresh for _, fresh, _ in self.model]))
-        assert self.store.insert(known, None) and self.store.duplicates == duplicates + 1
-        self.store.duplicates = duplicates
+        """A message that came before is taken and changes nothing, whether its block is still there or not."""
+        before, duplicates = everything(self.store), self.store.ring.duplicates
+        known = data.draw(st.sampled_from(self.sources))
+        fresh = block(known.number, actor=known.channel)
+        assert self.store.insert(fresh, None, known) and self.store.ring.duplicates == duplicates + 1
+        self.store.ring.duplicates = duplicates
         assert everything(self.store) == before
 
     @rule(n=st.integers(1, 12))
     def sample(self, n):
-        sampled = self.store.sampled
+        sampled = self.store.ring.sampled
         sample = self.store.sample(n)
         if self.size < max(1, self.config["min_size"]):
-            assert sample is None and self.store.sampled == sampled
+            assert sample is None and self.store.ring.sampled == sampled
             return
-        assert self.store.sampled == sampled + n and len(sample.keys) == n
+        assert self.store.ring.sampled == sampled + n and len(sample.keys) == n
         check_sample(sample, {serial: fresh for serial, fresh, _ in self.model})
         masses = {serial * S + s: mass for serial, _, offsets in self.model for s, mass in offsets.items()}
         probability = np.array([masses[key] for key in sample.keys.tolist()]) / sum(masses.values())
@@ -175,7 +186,7 @@ class ReplayMachine(RuleBasedStateMachine):
             assert (mine.keys == other.keys).all() and (mine.weights == other.weights).all()
             assert all((mine.rows[name] == other.rows[name]).all() for name in mine.rows)
             assert all((mine.starts[name] == other.starts[name]).all() for name in mine.starts)
-        self.store = again
+        self.store, self.sources = again, []
 
     @rule(first=st.integers(0, 12), count=st.integers(0, 3))
     def drop_blocks(self, first, count):
@@ -196,8 +207,13 @@ class ReplayMachine(RuleBasedStateMachine):
             return
         store = self.store
         store.check_valid()
-        assert (store.size, store.next, store.stale, store.evicted) == (self.size, self.serial, self.stale, self.evicted)
-        assert store.next - store.oldest == len(self.model) and store.nbytes == len(self.model) * SCHEMA.nbytes
+        assert (store.ring.size, store.next, store.ring.stale, store.ring.evicted) == (
+            self.size,
+            self.serial,
+            self.stale,
+            self.evicted,
+        )
+        assert store.next - store.oldest == len(self.model) and store.ring.nbytes == len(self.model) * SCHEMA.nbytes
         for serial, _, masses in self.model:
             slot = serial % self.config["slots"]
             leaves = store.selector.tree[slot * S : (slot + 1) * S]
@@ -219,7 +235,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.blocks, self.queue = [], []
 
     def make(self):
-        return make_store(Fifo, Queue(self.capacity), self.capacity + S, self.slots)
+        return make_queue(Queue(self.capacity), self.slots)
 
     @rule(items=ITEMS.filter(any))
     def insert(self, items):
@@ -257,7 +273,7 @@ class QueueMachine(RuleBasedStateMachine):
     def store_is_the_model(self):
         if hasattr(self, "store"):
             self.store.check_valid()
-            assert self.store.size == len(self.queue) and self.store.evicted == 0
+            assert self.store.ring.size == len(self.queue) and self.store.ring.evicted == 0
 
 
 TestQueue = QueueMachine.TestCase
@@ -269,14 +285,14 @@ TestQueue.settings = settings(max_examples=examples(80), stateful_step_count=40,
 )
 def test_a_queue_drops_nothing_that_was_not_read(capacity, slots, items):
     """Not when the last block exceeds the capacity, nor when the slots are fewer than sparse blocks need."""
-    store = make_store(Fifo, Queue(capacity), capacity, slots)
+    store = make_queue(Queue(capacity), slots)
     taken = [s for s in range(4) if store.insert(block(s, items), None)]
     store.check_valid()
-    assert store.evicted == 0 and store.size == len(taken) * sum(items)
+    assert store.ring.evicted == 0 and store.ring.size == len(taken) * sum(items)
 
 
 def test_a_loaded_queue_goes_on_in_order_where_the_ring_wraps():
-    store, again = (make_store(Fifo, Queue(100), slots=3) for _ in range(2))
+    store, again = (make_queue(Queue(100), slots=3) for _ in range(2))
     for sequence in range(4):
         store.insert(block(sequence), None)
         if sequence < 2:
@@ -288,7 +304,7 @@ def test_a_loaded_queue_goes_on_in_order_where_the_ring_wraps():
 
 
 def test_a_queue_forgets_a_block_that_could_not_be_read_back():
-    store = make_store(Fifo, Queue(100))
+    store = make_queue(Queue(100))
     for sequence in range(3):
         store.insert(block(sequence), None)
     assert store.drop_blocks(1, 2) == 2 * S, "and those before it: slots are freed from the oldest on"
@@ -297,7 +313,7 @@ def test_a_queue_forgets_a_block_that_could_not_be_read_back():
 
 
 def test_a_full_queue_whose_blocks_could_not_be_read_back_takes_new_ones():
-    store = make_store(Fifo, Queue(3 * S), slots=3)
+    store = make_queue(Queue(3 * S), slots=3)
     for sequence in range(3):
         assert store.insert(block(sequence), None)
     assert store.drop_blocks(0, 2) == 2 * S
@@ -307,10 +323,10 @@ def test_a_full_queue_whose_blocks_could_not_be_read_back_takes_new_ones():
 
 
 def test_a_queue_is_not_trimmed():
-    store = make_store(Fifo, Queue(S + 1), capacity=S + 1)
+    store = make_queue(Queue(S + 1))
     assert store.insert(block(0), None) and store.insert(block(1), None)
     store.trim()
-    assert store.size == 2 * S
+    assert store.ring.size == 2 * S
 
 
 @pytest.mark.parametrize("selector", [Prioritized, Uniform])
@@ -328,11 +344,11 @@ def test_sample_returns_at_once_in_any_state(selector):
 
 def test_slack_is_used_by_inserts_and_given_back_by_trim():
     store = make_store(capacity=2 * S, slots=8, slack=0.5)
-    sizes = [store.insert(block(sequence), None) and store.size for sequence in range(5)]
+    sizes = [store.insert(block(sequence), None) and store.ring.size for sequence in range(5)]
     assert sizes == [S, 2 * S, 3 * S, 3 * S, 3 * S]
     store.trim()
     store.check_valid()
-    assert store.size == 2 * S and store.oldest == 3
+    assert store.ring.size == 2 * S and store.oldest == 3
 
 
 def test_a_block_larger_than_the_store_is_taken_and_trimmed():
@@ -340,10 +356,10 @@ def test_a_block_larger_than_the_store_is_taken_and_trimmed():
     for sequence in range(5):
         store.insert(block(sequence), None)
         store.check_valid()
-        assert store.size == S
+        assert store.ring.size == S
     store.trim()
     store.check_valid()
-    assert store.size == 0 and store.sample(1) is None
+    assert store.ring.size == 0 and store.sample(1) is None
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -381,7 +397,7 @@ def test_a_stale_priority_is_ignored_and_counted():
     store.insert(block(2), np.ones(S))  # lies where block 0 lay
     before = store.selector.save()
     store.update(keys, np.full(8, 77.0))
-    assert store.stale == 8 and (store.selector.save() == before).all()
+    assert store.ring.stale == 8 and (store.selector.save() == before).all()
     with pytest.raises(AssertionError, match="no sample returned"):
         store.update(np.array([3 * S]), np.ones(1))
 
@@ -397,16 +413,51 @@ def test_a_priority_for_a_dropped_item_is_ignored():
     assert set(store.sample(64).keys.tolist()) == set(range(S, 2 * S))
 
 
-def test_a_restarted_actor_begins_a_new_incarnation():
-    store = make_store()
-    for incarnation, sequence in ((0, 0), (0, 1), (0, 1), (1, 0), (0, 2), (1, 1)):
-        assert store.insert(make_block(SCHEMA, BlockId(7, incarnation, sequence), [True] * S), None)
-    assert store.duplicates == 2 and store.next == 4
+STORES = pytest.mark.parametrize(
+    "make", [make_store, lambda **kwargs: make_queue(Queue(100), **kwargs)], ids=["replay", "queue"]
+)
 
 
-@pytest.mark.parametrize("selector", [Prioritized, Fifo])
-def test_nothing_that_comes_out_is_a_view_of_the_store(selector):
-    store = make_store(selector, slots=3)
+@STORES
+def test_a_message_is_taken_once(make):
+    """Numbers are those of a channel: another channel has its own, and a block without a source is always new."""
+    store = make()
+    for channel, number in ((7, 0), (7, 1), (7, 1), (8, 0), (7, 0), (8, 1), (7, 2)):
+        assert store.insert(block(0), None, Source(channel, number))
+    assert store.ring.duplicates == 2 and store.next == 5 and store.ring.latest == {7: 2, 8: 1}
+    for _ in range(2):
+        assert store.insert(block(0), None)
+    assert store.ring.duplicates == 2 and store.next == 7 and store.ring.latest == {7: 2, 8: 1}
+
+
+@STORES
+def test_a_message_that_was_refused_is_taken_when_it_comes_again(make):
+    store = make(slots=1)
+    store.limiter = Queue(1)
+    assert store.insert(block(0), None, Source(0, 0))
+    assert not store.insert(block(1), None, Source(0, 1)) and store.ring.latest == {0: 0}
+    store.limiter = Queue(100)
+    store.sample(S)
+    assert store.insert(block(1), None, Source(0, 1)) and (store.next, store.ring.duplicates) == (2, 0)
+
+
+@STORES
+def test_channels_start_anew_when_a_store_is_loaded(make):
+    store, again = make(), make()
+    for number in range(3):
+        assert store.insert(block(number), None, Source(0, number))
+    state = store.state()
+    assert "latest" not in state
+    again.load_state(state | {"latest": {"0": [0, 2]}})  # as older checkpoints have it
+    first, _, blocks = store.blocks(0)
+    again.load_blocks(first, blocks)
+    assert again.ring.latest == {} and (again.ring.slots.sources == -1).all()
+    assert again.insert(block(3), None, Source(0, 0)) and (again.next, again.ring.duplicates) == (4, 0)
+
+
+@STORES
+def test_nothing_that_comes_out_is_a_view_of_the_store(make):
+    store = make(slots=3)
     source = block(0)
     store.insert(source, np.ones(S))
     before = everything(store)
@@ -415,9 +466,9 @@ def test_nothing_that_comes_out_is_a_view_of_the_store(selector):
     assert everything(store) == before, "nor what went in"
     _, _, blocks = store.blocks(0)
     state = store.state()
-    for array in (*blocks.values(), state["mass"], state["items"], state["counts"]):
+    state["counts"].clear()
+    for array in (*blocks.values(), state["items"], *(state[name] for name in ("mass",) if name in state)):
         array[...] = 1
-    state["latest"].clear()
     assert everything(store) == before
     sample = store.sample(4)
     before = everything(store)
@@ -492,8 +543,8 @@ def test_other_capacities_are_refused(text):
 
 
 def memory(store):
-    blocks = (*store.rows.values(), *store.starts.values(), store.memory.commit, store.memory.ids)
-    return sum(x.nbytes for x in (*blocks, store.items, store.selector.tree.nodes))
+    blocks = (*store.ring.rows.values(), *store.ring.starts.values(), store.ring.slots.commit, store.ring.slots.sources)
+    return sum(x.nbytes for x in (*blocks, store.ring.items, store.selector.tree.nodes))
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -509,7 +560,7 @@ def test_a_store_given_bytes_stays_within_them(nbytes, slack, fresh):
     assert memory(store) <= size.nbytes <= nbytes
     assert size.nbytes + 2 * (schema.nbytes + 32) > nbytes, "no block that would fit is left out"
     assert (
-        sum(x.nbytes for x in store.rows.values()) + sum(x.nbytes for x in store.starts.values())
+        sum(x.nbytes for x in store.ring.rows.values()) + sum(x.nbytes for x in store.ring.starts.values())
         == size.slots * schema.nbytes
     )
     assert store.hard_capacity <= size.slots * schema.starts
@@ -523,7 +574,7 @@ def test_a_store_given_steps_has_room_for_them(steps, slack, fresh):
     store = Replay(schema, Uniform(size.slots * schema.starts), MinSize(), size.capacity, size.slots, slack)
     assert size.capacity == steps // WINDOW.stride
     assert size.slots * schema.starts >= store.hard_capacity and size.slots >= 2
-    assert memory(store) <= size.nbytes <= memory(store) + 2 * size.slots * schema.starts + 1024
+    assert memory(store) <= size.nbytes <= memory(store) + size.slots * (2 * schema.starts + 8) + 1024
     assert plan_size(f"{steps:_}", schema, slack) == size
 
 
@@ -562,7 +613,7 @@ def test_metrics_count_what_happened():
 
 def test_a_window_is_read_from_its_own_block_only():
     """The last window of a block ends with the block's last row, whatever lies behind it in memory."""
-    store = make_store(Fifo, Queue(100), slots=2)
+    store = make_queue(Queue(100), slots=2)
     source = dataclasses.replace(block(0), items=np.array([False, False, False, True]))
     store.insert(source, None)
     sample = store.sample(1)
@@ -586,13 +637,13 @@ def test_what_lies_before_the_episode_reads_as_zero_in_large_and_in_small_observ
     columns = {"obs/image": image, "obs/speed": spec((2,), np.float32), "other": image, "first": flag, "valid": flag}
     schema = Schema(columns, Window(history=4, lookahead=2), fresh=8)
     rng = np.random.default_rng(0)
-    source = make_block(schema, BlockId(0, 0, 0), [True] * 8)
+    source = make_block(schema, Source(0, 0), [True] * 8)
     truth = source.columns()
     for name in ("obs/image", "obs/speed", "other"):
         truth[name][...] = rng.integers(1, 99, truth[name].shape)
     truth["first"][:] = rng.random(schema.rows) < 0.3
     truth["valid"][:] = rng.random(schema.rows) < 0.8
-    store = make_store(Fifo, Queue(8), 8, 8, schema)
+    store = make_queue(Queue(8), 8, schema)
     store.insert(source, None)
     rows, blanked = store.sample(8).rows, 0
     for i, t in np.ndindex(8, schema.window.rows):
@@ -628,15 +679,15 @@ def test_a_part_of_a_gigabyte_is_a_capacity():
 
 
 @pytest.mark.parametrize("inserted", [0, 1, 3, 5, 8, 21])
-def test_some_blocks_are_whole_and_spread_from_the_oldest_to_the_newest(inserted):
+def test_spread_blocks_are_whole_and_go_from_the_oldest_to_the_newest(inserted):
     store = make_store(capacity=10**6)
     blocks = [block(sequence) for sequence in range(inserted)]
     for one in blocks:
         assert store.insert(one, None)
-    rows, starts = store.some(4)
-    there = blocks[-store.slots :] if inserted else []
+    rows, starts = store.spread_blocks(4)
+    there = blocks[-store.ring.n_slots :] if inserted else []
     picked = [there[i] for i in np.linspace(0, len(there) - 1, min(4, len(there))).astype(int)]
     for name, column in rows.items():
         np.testing.assert_array_equal(column, np.array([one.columns()[name] for one in picked]).reshape(column.shape))
-        assert not np.shares_memory(column, next(iter(store.rows.values())))
+        assert not np.shares_memory(column, next(iter(store.ring.rows.values())))
     assert all(len(x) == len(picked) and x.shape[1] == S for x in starts.values())

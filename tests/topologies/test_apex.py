@@ -29,6 +29,7 @@ from veldt.experiment.run import Run, process_age
 from veldt.program import Program
 from veldt.storing.limiters import MinSize, SamplesPerInsert
 from veldt.topologies.apex import apex
+from veldt.topologies.stores import make_replay
 
 TINY: dict[str, Any] = {
     "steps": 6_000,
@@ -103,7 +104,7 @@ def test_where_actors_do_not_wait_only_samples_are_held_back() -> None:
 
 def test_no_samples_per_insert_means_no_limit_but_the_minimum() -> None:
     config = recipes.make("apex-dqn", **{"store.samples_per_insert": 0.0, "store.min_size": 7})
-    assert config.make_store(config.schema(config.envs().spec)).limiter == MinSize(7)
+    assert make_replay(config, config.schema(config.envs().spec)).limiter == MinSize(7)
 
 
 def test_a_run_ends_by_itself_and_is_resumed_with_its_store(tmp_path: Path) -> None:

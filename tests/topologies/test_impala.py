@@ -25,8 +25,9 @@ from veldt.learning.learner import Learner
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
-from veldt.storing.selectors import Fifo
+from veldt.storing.queue import UnrollQueue
 from veldt.topologies.impala import impala
+from veldt.topologies.stores import store_builder
 
 TINY: dict[str, Any] = {
     "steps": 6_000,
@@ -77,8 +78,8 @@ def test_the_papers_numbers_for_atari() -> None:
 def test_the_store_is_a_queue_of_unrolls() -> None:
     config = recipes.make("impala", **TINY)
     schema = config.schema(config.envs().spec)
-    store = config.make_store(schema)
-    assert isinstance(store.selector, Fifo) and store.limiter == Queue(20)
+    store = store_builder(config)(config, schema)
+    assert isinstance(store, UnrollQueue) and store.limiter == Queue(20)
     assert schema.fresh == 8 and schema.rows == 9 and schema.starts == 1, "an unroll, and the row that bootstraps it"
     assert config.refresh == 8, "weights are looked for at the start of each unroll"
 
@@ -165,7 +166,8 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
         if done[0] == 400:
             nodes.cut()
             store = nodes.objects["store"]
-            counts.update(steps=nodes.count("env_steps"), left=store.size, inserted=store.inserted, sampled=store.sampled)
+            ring = store.ring
+            counts.update(steps=nodes.count("env_steps"), left=ring.size, inserted=ring.inserted, sampled=ring.sampled)
             return True
         return False
 

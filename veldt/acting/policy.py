@@ -11,7 +11,8 @@ import torch
 from veldt.algorithms.base import Algorithm
 from veldt.counters import Counters
 from veldt.learning.params import Params, flatten
-from veldt.records.step import EnvSpec, is_observation
+from veldt.records.history import History
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
 Explore = Callable[[int], float | Array]  # env steps -> how much to explore, 0 is greedy; one number or one an environment
@@ -130,31 +131,3 @@ class LocalPolicy:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-
-
-class History:
-    """The last `history` records of n environments, as rows [n, history, ...] that a window function can read.
-
-    Rewards are among them where the network sees them: if it is recurrent.
-    """
-
-    def __init__(self, env: EnvSpec, history: int, n: int, rewards: bool = False) -> None:
-        self.history, self.at = history, history - 1
-        others = ("reward",) if rewards else ()
-        self.names = [*env.observation, *others]
-        room = 1 if history == 1 else 8 * history
-        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
-        self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
-
-    def append(self, step: Tree) -> Tree:
-        if self.history == 1:  # where there is nothing to stack, nobody asks where episodes begin
-            return {name: step[name][:, None] for name in self.names}
-        keep = self.history - 1
-        if self.at == self.rows["first"].shape[1]:  # full: the newest rows go back to the start
-            for row in self.rows.values():
-                row[:, :keep] = row[:, -keep:]
-            self.at = keep
-        for name, row in self.rows.items():
-            row[:, self.at] = step[name]
-        self.at += 1
-        return {name: row[:, self.at - self.history : self.at] for name, row in self.rows.items()}

@@ -10,9 +10,9 @@ import numpy as np
 
 from veldt.acting.policy import Policy
 from veldt.algorithms.base import Algorithm
-from veldt.records.block import Block, BlockId, Schema, window_items
+from veldt.records.block import Block, Schema, window_items
 from veldt.records.tree import Array, Tree, read_only
-from veldt.storing.replay import Store
+from veldt.storing.store import Store
 
 
 class Recorder:
@@ -27,16 +27,12 @@ class Recorder:
         store: Store,
         algorithm: Algorithm,
         schema: Schema,
-        actor: int = 0,
-        incarnation: int = 0,
         max_age: float = float("inf"),  # seconds before a block is sent short
         first_priorities: str = "acted",  # or "largest"
         later: bool = False,  # answers are recorded when `record` is called; steps must stay as they are until then
     ) -> None:
         self.policy, self.store, self.algorithm, self.schema = policy, store, algorithm, schema
-        self.actor, self.incarnation, self.max_age = actor, incarnation, max_age
-        self.acted, self.later = first_priorities == "acted", later
-        self.sequence = 0
+        self.max_age, self.acted, self.later = max_age, first_priorities == "acted", later
         self.finished: deque[tuple[Block, Array | None]] = deque()
         self._steps: dict[int, Tree] = {}
         self._tapes: dict[int, Tape] = {}
@@ -117,13 +113,11 @@ class Recorder:
             if not items[lane].any():
                 continue
             block = Block(
-                BlockId(self.actor, self.incarnation, self.sequence),
                 self.schema,
                 {name: array[lane] for name, array in rows.items()},
                 {name: array[lane] for name, array in starts.items()},
                 items[lane],
             )
-            self.sequence += 1
             self.finished.append((block, None if priorities is None else priorities[lane]))
 
     def _insert(self) -> bool:
@@ -132,13 +126,6 @@ class Recorder:
                 return False
             self.finished.popleft()
         return True
-
-    def state(self) -> dict[str, int]:
-        """A checkpoint is taken after a flush: nothing is left here but the numbering."""
-        return {"sequence": self.sequence}
-
-    def load_state(self, state: dict[str, int]) -> None:
-        self.sequence = int(state["sequence"])
 
 
 class Tape:

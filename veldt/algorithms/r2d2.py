@@ -31,7 +31,8 @@ from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
 from veldt.nets import LSTM, QHead, each, features_of, flat_rows, made_by, on_device, recurrent_input, torso_for
-from veldt.records.block import Schema, Window, observations, trainable
+from veldt.records.block import Schema, Window, trainable
+from veldt.records.history import observations
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, namespace, spec
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from veldt.algorithms.base import Batch, Tensors
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, n_step
-from veldt.records.block import Schema, Window, check_stacked, observation
+from veldt.records.block import Schema, Window
+from veldt.records.history import check_stacked, observation
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
 

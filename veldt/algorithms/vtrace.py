@@ -27,7 +27,8 @@ from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
 from veldt.nets import LSTM, each, features_of, flat_rows, made_by, recurrent_input, torso_for
-from veldt.records.block import Schema, Window, check_stacked, observation, observations, trainable
+from veldt.records.block import Schema, Window, trainable
+from veldt.records.history import check_stacked, observation, observations
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
 

@@ -40,7 +40,7 @@ import yaml
 
 from veldt.acting.actor import Actor
 from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import History, LocalPolicy
+from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side
@@ -52,7 +52,8 @@ from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
 from veldt.nets import as_float
-from veldt.program import INCARNATION, MEMORY, Program
+from veldt.program import INCARNATION, Program
+from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.runtime.grpc.wire import HEADER
 from veldt.runtime.local.process import GatePlan
@@ -60,6 +61,7 @@ from veldt.runtime.local.supervisor import Gate, Local
 from veldt.runtime.remote import policy_messages
 from veldt.topologies.seed import add_inference
 from veldt.topologies.single import add_learner
+from veldt.topologies.stores import add_store
 
 Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
 CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")
@@ -343,7 +345,7 @@ def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] 
     program, central, total = Program(), config.central, config.actors * config.envs_per_actor
     counters, params = program.add("counters", Counters), program.add("params", LatestParams)
     if learner:
-        store = program.add("store", config.make_store, config.schema(env), MEMORY)
+        store = add_store(program, config, config.schema(env))
         add_learner(program, config, env, store, params, counters)
         policy = add_inference(program, config, env, store, params, counters)
     else:
@@ -396,7 +398,7 @@ def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
     counters, params = program.add("counters", Counters), program.add("params", LatestParams)
     store = None
     if learner:
-        store = program.add("store", config.make_store, config.schema(env), MEMORY)
+        store = add_store(program, config, config.schema(env))
         add_learner(program, config, env, store, params, counters)
     for i, name in enumerate(actors_of(config)):
         explore = config.actor.explore(i * n, n, n * config.actors)
@@ -404,7 +406,7 @@ def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
         policy = program.add(f"policy/{i}", CountingPolicy, *settings)
         asked = program.add(f"timed/{i}", TimedPolicy, policy, on=policy)
         if store is not None:
-            recording = (asked, store, config.algorithm, config.schema(env), i, INCARNATION)
+            recording = (asked, store, config.algorithm, config.schema(env))
             asked = program.add(f"recorder/{i}", Recorder, *recording, on=policy)
         program.add(name, Actor, config.envs, n, asked, counters, config.seed, name, (0,), INCARNATION, on=policy)
     return program

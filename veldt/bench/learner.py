@@ -26,7 +26,8 @@ from veldt.experiment import recipes
 from veldt.learning.learner import Learner, LearnerConfig
 from veldt.learning.params import LatestParams
 from veldt.nets import recurrent_input
-from veldt.records.block import Block, BlockId, Schema, observations, window_items
+from veldt.records.block import Block, Schema, window_items
+from veldt.records.history import observations
 from veldt.records.step import EnvSpec
 from veldt.records.tree import spec
 from veldt.storing.limiters import MinSize
@@ -116,7 +117,7 @@ def random_block(schema: Schema, env: EnvSpec, number: int, rng: np.random.Gener
     columns["first"][1:] = columns["last"][:-1]
     columns["valid"][...] = True
     items = window_items(columns["valid"], columns["last"], schema.window, schema.fresh)
-    return Block(BlockId(0, 0, number), schema, storage, schema.start_layout.zeros(schema.starts), items)
+    return Block(schema, storage, schema.start_layout.zeros(schema.starts), items)
 
 
 def bare_step(learner: Learner, batch: int) -> Any:

@@ -22,7 +22,7 @@ from veldt.bench.learner import PIXELS
 from veldt.bench.timing import alternate, machine
 from veldt.errors import UserError
 from veldt.experiment.memory import available_memory, format_bytes, plan_size
-from veldt.records.block import Block, BlockId, Schema, window_items
+from veldt.records.block import Block, Schema, window_items
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
@@ -126,13 +126,13 @@ class ReplayBench:
     def _memory(self, ours: Ours) -> dict[str, float]:
         """Copies and inserts against plain copies of as many bytes, from memory that is as cold."""
         store, schema, rng = ours.store, ours.store.schema, np.random.default_rng(2)
-        source, rows = store.rows["obs"], schema.window.rows
+        source, rows = store.ring.rows["obs"], schema.window.rows
         out = np.zeros((self.batch, rows, 84, 84), np.uint8)
         flat = out.reshape(-1, 84, 84)
         places = len(source) // len(flat)
 
         def windows() -> None:
-            slot, offset = rng.integers(0, store.slots, self.batch), rng.integers(0, schema.starts, self.batch)
+            slot, offset = rng.integers(0, store.ring.n_slots, self.batch), rng.integers(0, schema.starts, self.batch)
             copy_windows(source, np.sort(slot * schema.rows + offset), out)
 
         def memcpy() -> None:
@@ -140,21 +140,20 @@ class ReplayBench:
             flat[...] = source[at : at + len(flat)]
 
         block = ours.block(0)
-        numbers = iter(range(10**6, 10**9))
         priorities = rng.random(schema.starts)
 
         def insert() -> None:
-            named = dataclasses.replace(block, id=BlockId(0, 0, next(numbers)))
-            assert store.insert(named, priorities)
+            assert store.insert(block, priorities)
 
         def memcpy_block() -> None:
-            at = rng.integers(0, store.slots) * schema.rows
+            at = rng.integers(0, store.ring.n_slots) * schema.rows
             source[at : at + schema.rows] = block.rows["obs"]
 
         copying = alternate({"windows": windows, "memcpy": memcpy}, 10, self.rounds)
         inserting = alternate({"insert": insert, "memcpy": memcpy_block}, 100, self.rounds)
         assert isinstance(store.selector, Prioritized)
-        size = sum(x.nbytes for x in store.rows.values()) + store.selector.tree.nodes.nbytes + store.items.nbytes
+        blocks = sum(x.nbytes for x in store.ring.rows.values())
+        size = blocks + store.selector.tree.nodes.nbytes + store.ring.items.nbytes
         return {
             "copy_windows_us": 1e6 * copying["windows"],
             "memcpy_us": 1e6 * copying["memcpy"],
@@ -194,7 +193,7 @@ class Ours:
         columns["first"][1:] = columns["last"][:-1]
         columns["valid"][...] = True
         items = window_items(columns["valid"], columns["last"], schema.window, schema.fresh)
-        return Block(BlockId(0, 0, number), schema, storage, {}, items)
+        return Block(schema, storage, {}, items)
 
     def sample(self, n: int) -> Any:
         sample = self.store.sample(n)

@@ -12,10 +12,11 @@ from veldt.bench.timing import machine
 from veldt.counters import Counters
 from veldt.experiment import recipes
 from veldt.learning.params import LatestParams
-from veldt.program import MEMORY, Program
+from veldt.program import Program
 from veldt.runtime import Nodes
 from veldt.runtime.local.supervisor import Local
 from veldt.topologies.apex import add_actors
+from veldt.topologies.stores import add_store
 
 WARM_S = 1.0
 
@@ -50,7 +51,7 @@ class ScalingBench:
         env = config.envs().spec
         program = Program()
         counters, params = program.add("counters", Counters), program.add("params", LatestParams)
-        store = program.add("store", config.make_store, config.schema(env), MEMORY)
+        store = add_store(program, config, config.schema(env))
         add_actors(program, config, env, store, params, counters)
         marks: list[tuple[float, int]] = []
         began = time.perf_counter()

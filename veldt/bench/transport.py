@@ -234,7 +234,6 @@ def make_block() -> Tree:
     """A block as `RemoteStore` puts it into a stream."""
     rng = np.random.default_rng(0)
     return {
-        "id": np.zeros(3, np.int64),
         "items": np.ones(ROWS - 6, np.bool_),
         "priorities": rng.random(ROWS - 6),
         "rows/obs": rng.integers(0, 256, (ROWS, 84, 84), np.uint8),

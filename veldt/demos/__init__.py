@@ -622,17 +622,16 @@ def make_played(env: str, protocol: str = "") -> tuple[Envs, Any]:
 # Cutting.
 
 
-def blocks(demos: Demos, schema: Schema, algorithm: Algorithm, actor: int = 0) -> Iterator[tuple[Block, None]]:
+def blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[tuple[Block, None]]:
     """The episodes as blocks of a run's schema. No window has steps of two episodes.
 
     What an algorithm records beside the action is zero, and so is its recurrent state (Gulcehre et al. 2020), but for what
-    it knows without a network (its `known_state`, if it has one); priorities are the largest so far. Blocks are those of
-    `actor`, in its incarnation 0.
+    it knows without a network (its `known_state`, if it has one); priorities are the largest so far.
     """
     from veldt.acting.recorder import Recorder
 
     sink: Any = _Sink()  # as much of a store as a recorder needs
-    recorder = Recorder(_Replayed(schema, algorithm), sink, algorithm, schema, actor, first_priorities="largest")
+    recorder = Recorder(_Replayed(schema, algorithm), sink, algorithm, schema, first_priorities="largest")
     for episode in demos.episodes():
         for t in range(len(episode["first"])):
             recorder.send(0, {name: x[t : t + 1] for name, x in episode.items()})

@@ -13,20 +13,12 @@ import tyro
 
 from veldt.acting.policy import Explore
 from veldt.algorithms.dqn import DQN
-from veldt.demos import Demos, blocks
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment.memory import Size, plan_size
 from veldt.learning.learner import LearnerConfig
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
-from veldt.seeds import derive
-from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
-from veldt.storing.mixture import Mixture
-from veldt.storing.replay import Replay
-from veldt.storing.selectors import Fifo, Prioritized, Selector, Uniform
-from veldt.storing.slots import BlockMemory, PrivateMemory
 
 ACTORS_PER_CORE = 16
 
@@ -395,55 +387,6 @@ class Config:
     def refresh(self) -> int:
         """Steps of an actor between two looks for newer weights."""
         return int(self.actor.refresh or self.actor.block or self.algorithm.window.stride)
-
-    def store_size(self, schema: Schema) -> Size:
-        size = plan_size(self.store.capacity, schema, self.store.slack)
-        batch = self.learner.batch * self.learner.prefetch
-        if self.store.selector == "fifo" and size.capacity < batch:
-            raise UserError(
-                f"A queue of {size.capacity:,} unrolls never holds the {batch:,} of one batch; raise store.capacity to "
-                f"{batch * schema.window.stride:,} steps or more, or lower learner.batch."
-            )
-        # The last record of an episode is no item: with episodes of one step, half of the store's rows are.
-        if 2 * self.store.min_size > size.capacity:
-            raise UserError(
-                f"A store of {size.capacity:,} items may never hold the {self.store.min_size:,} that learning starts with; "
-                "store.min_size must be at most half of store.capacity."
-            )
-        return size
-
-    def demos_size(self, schema: Schema) -> Size:
-        """Of the store of demonstrations: every episode begins a block."""
-        slots = int((-(-(Demos.open(self.demos).lengths + 1) // schema.fresh)).sum()) if self.demos else 0
-        return plan_size(slots * schema.fresh, schema) if slots else Size(0, 0, 0)
-
-    def _make_demos(self, schema: Schema) -> Replay:
-        size, store = self.demos_size(schema), self.store
-        leaves = size.slots * schema.starts
-        prioritized = Prioritized(leaves, store.alpha, store.beta) if store.selector == "prioritized" else None
-        made = Replay(
-            schema, prioritized or Uniform(leaves), MinSize(), leaves, size.slots, seed=derive(self.seed, "demonstrations")
-        )
-        for block, _ in blocks(Demos.open(self.demos), schema, self.algorithm):
-            made.insert(block, None)
-        return made
-
-    def make_store(self, schema: Schema, memory: BlockMemory | None = None) -> Replay:
-        size, store = self.store_size(schema), self.store
-        leaves = size.slots * schema.starts
-        memory = memory or PrivateMemory()
-        selector: Selector = Uniform(leaves, memory)
-        limiter: Limiter = MinSize(store.min_size)
-        if store.selector == "prioritized":
-            selector = Prioritized(leaves, store.alpha, store.beta, memory)
-        if store.selector == "fifo":
-            selector, limiter = Fifo(leaves), Queue(size.capacity)
-        elif store.samples_per_insert:
-            burst, batch = self.envs_per_actor * schema.starts, self.learner.batch * self.learner.prefetch
-            limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
-        seed = derive(self.seed, "store")
-        how = (schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, self.device != "cpu")
-        return Mixture(self._make_demos(schema), self.demo_ratio, *how) if self.demos else Replay(*how)
 
 
 def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:

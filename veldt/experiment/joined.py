@@ -122,7 +122,7 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
     from veldt.experiment import recipes
     from veldt.experiment.config import override
     from veldt.learning.params import LatestParams
-    from veldt.storing.replay import Store
+    from veldt.storing.store import Store
     from veldt.topologies.apex import add_actor
 
     torch.set_num_threads(1)

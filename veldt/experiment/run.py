@@ -58,6 +58,7 @@ from veldt.topologies.apex import apex
 from veldt.topologies.impala import impala
 from veldt.topologies.seed import seed
 from veldt.topologies.single import single
+from veldt.topologies.stores import demos_size, store_size
 from veldt.watching.bottleneck import bottleneck
 from veldt.watching.rates import Rates
 from veldt.watching.sinks import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
@@ -234,8 +235,8 @@ def make_gate(config: Config, env: EnvSpec, token: str = "", certificate: bytes 
 def check_gate(gate: GateConfig) -> None:
     """Raises a UserError where the run is not allowed to listen, or cannot."""
     if gate.listen:
-        from veldt.runtime.grpc.doors import Door
         from veldt.experiment.joined import read_secret
+        from veldt.runtime.grpc.doors import Door
 
         certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
         Door(gate.listen, certificate, key).check("a token that is made later".replace(" ", "-"))
@@ -277,13 +278,13 @@ class Session:
         env = envs.spec
         envs.close()
         config.algorithm.check(env)
-        size = config.store_size(config.schema(env))
+        size = store_size(config, config.schema(env))
         net = config.algorithm.network(env)
         parameters = sum(p.numel() for p in net.parameters())
         rest = plan_rest(config.schema(env), config.learner.batch * config.learner.prefetch, parameters)
         if config.demos:
             Demos.open(config.demos).check(env, config.protocol)
-            rest += config.demos_size(config.schema(env)).nbytes
+            rest += demos_size(config, config.schema(env)).nbytes
         if config.runtime == "local":
             central, evaluator = config.inference == "central", config.eval.every > 0
             rest += plan_processes(config.schema(env), config.actors, evaluator, config.queue, central)

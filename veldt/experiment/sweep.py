@@ -56,6 +56,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.memory import available_memory, format_bytes
 from veldt.experiment.run import MAY_CHANGE, as_plain, check_device, flat, load_config
 from veldt.signals import interruptible
+from veldt.topologies.stores import store_size
 from veldt.watching.sinks import read_metrics
 from veldt.watching.view import format_seconds
 
@@ -269,7 +270,7 @@ def _setting(name: str, values: dict[str, Any]) -> Setting:
         envs = config.envs()
         envs.close()
         config.algorithm.check(envs.spec)
-        return Setting(name, config, config.store_size(config.schema(envs.spec)).nbytes)
+        return Setting(name, config, store_size(config, config.schema(envs.spec)).nbytes)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 

@@ -24,7 +24,7 @@ from veldt.learning.params import Params, Weights
 from veldt.nets import ConvNet
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
-from veldt.storing.replay import Sample, Store
+from veldt.storing.store import Sample, Store
 
 log = logging.getLogger("veldt")
 DIAGNOSE_EVERY = 500  # updates between two diagnoses
@@ -151,7 +151,7 @@ class Learner:
 
     def _diagnose(self, diagnose: Callable[[nn.Module, Batch, Schema], dict[str, float]]) -> None:
         """What an algorithm can tell of whole blocks that no window shows. It changes nothing."""
-        rows, starts = self.store.some(max(1, min(DIAGNOSED, DIAGNOSED_ROWS // self.store.schema.rows)))
+        rows, starts = self.store.spread_blocks(max(1, min(DIAGNOSED, DIAGNOSED_ROWS // self.store.schema.rows)))
         self.net.eval()
         blocks = Batch(rows, starts, np.ones(len(rows["first"]), np.float32), self.device)
         self._diagnosis |= diagnose(self.net, blocks, self.store.schema)

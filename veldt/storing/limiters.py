@@ -1,6 +1,6 @@
-"""At what rate a store takes in and gives out. `False` means "not now": the caller keeps its data and asks again.
+"""How fast a store takes blocks and gives samples. `False` means "not now": the caller keeps its data and tries again.
 
-Deadlock-free by construction: each limiter refuses inserts and samples at the same time in no state it can reach.
+Free of deadlock by construction: no limiter reaches a state in which it refuses both inserts and samples.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class MinSize:
 class SamplesPerInsert:
     """Holds error = ratio * (inserted - min_size) - sampled within [-tolerance, tolerance].
 
-    Samples wait until `min_size` items are there. Both sides could wait for each other only if the tolerance were narrower
-    than half of one insert plus one sample, so it must cover two blocks and one batch.
+    Samples wait until `min_size` items are there. The tolerance must cover two blocks and one batch: if it were narrower
+    than half of one insert plus one sample, both sides could wait for each other.
     """
 
     ratio: float
@@ -62,8 +62,8 @@ class SamplesPerInsert:
 class Queue:
     """Inserts wait while `capacity` items or more are unread, samples until a whole batch is there.
 
-    The capacity must be at least one batch, and the store must have a slot for each item of it: a block may hold but
-    one. The last insert may exceed the capacity, by less than one block.
+    The capacity must be at least one batch, and the store must have a slot for each item of it, because a block may hold
+    only one. The last insert may exceed the capacity, by less than one block.
     """
 
     capacity: int

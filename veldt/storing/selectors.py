@@ -1,12 +1,11 @@
-"""Which items a store draws, and how likely each was.
+"""Which items a replay draws, and how likely each was.
 
-Items are leaves: integers below `leaves`. A leaf that holds no item has no mass in any selector. Every selector keeps one
-float64 number for each leaf, `mass`, and that alone is what a checkpoint saves.
+Items are leaves: integers below `leaves`. A leaf that holds no item has no mass. The masses, one float64 for each leaf, and
+the largest so far are what a checkpoint saves.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple, Protocol
 
 import numba
@@ -16,7 +15,7 @@ from veldt.records.tree import Array
 from veldt.storing.slots import BlockMemory, PrivateMemory
 from veldt.storing.sumtree import SumTree
 
-FLOOR = 1e-6  # of priorities
+FLOOR = 1e-6  # the smallest priority
 
 
 class Draw(NamedTuple):
@@ -25,18 +24,15 @@ class Draw(NamedTuple):
 
 
 class Selector(Protocol):
-    once: bool  # an item is gone when drawn: the store is a queue
-    prioritized: bool  # draws depend on priorities
-
     def insert(self, leaves: Array, priorities: Array | None) -> None: ...
     def remove(self, leaves: Array) -> None: ...
     def update(self, leaves: Array, priorities: Array) -> None: ...
     def draw(self, n: int, rng: np.random.Generator) -> Draw: ...
-    def weights(self, draw: Draw, size: int) -> Array: ...
-    def raw_weights(self, probability: Array, size: int) -> Array: ...
+    def weights(self, draw: Draw, size: int) -> Array: ...  # importance weights of a batch, float32 [n]
+    def raw_weights(self, probability: Array, size: int) -> Array: ...  # the same before they are normalized, float64
     def save(self) -> Array: ...
-    def load(self, mass: Array, order: Array) -> None: ...
-    def adopt(self, items: Array, order: Array) -> None: ...
+    def load(self, saved: Array) -> None: ...
+    def adopt(self, items: Array) -> None: ...  # the masses of these, as an earlier process left them in block memory
     def check_valid(self, items: Array) -> None: ...
 
 
@@ -46,9 +42,6 @@ class Prioritized:
     Draws are stratified: one from each of n equal segments of the total mass. A missing priority reads as the largest
     seen so far.
     """
-
-    once = False
-    prioritized = True
 
     def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4, memory: BlockMemory | None = None) -> None:
         self.alpha, self.beta = alpha, beta
@@ -72,8 +65,7 @@ class Prioritized:
         self.tree.set(leaves, np.zeros(len(leaves)))
 
     def draw(self, n: int, rng: np.random.Generator) -> Draw:
-        leaves, mass = self.tree.draw((np.arange(n) + rng.random(n)) / n)
-        return Draw(leaves, mass / self.tree.total)
+        return draw_stratified(self.tree, n, rng)
 
     def weights(self, draw: Draw, size: int) -> Array:
         weights = self.raw_weights(draw.probability, size)
@@ -81,18 +73,16 @@ class Prioritized:
         return weights.astype(np.float32)
 
     def raw_weights(self, probability: Array, size: int) -> Array:
-        """Before the division, float64."""
         return np.asarray((size * probability) ** -self.beta)
 
     def save(self) -> Array:
         return np.append(self.tree[:], self.largest)
 
-    def load(self, mass: Array, order: Array) -> None:
-        self.tree.rebuild(mass[:-1])
-        self.largest = float(mass[-1])
+    def load(self, saved: Array) -> None:
+        self.tree.rebuild(saved[:-1])
+        self.largest = float(saved[-1])
 
-    def adopt(self, items: Array, order: Array) -> None:
-        """Goes on with the masses that an earlier life left in the memory; only those of `items` are there to stay."""
+    def adopt(self, items: Array) -> None:
         self.tree.rebuild(np.where(items, self.tree[:], 0.0))
         self.largest = max(1.0, float(self.tree[:].max()))
 
@@ -101,52 +91,25 @@ class Prioritized:
         assert ((self.tree[:] > 0) == items).all()
 
 
-class Uniform(Prioritized):
-    """Every item equally likely: a mass of one each, whatever its priority."""
-
-    prioritized = False
+class Uniform:
+    """Every item is equally likely: it has a mass of one, and priorities are checked and have no effect."""
 
     def __init__(self, leaves: int, memory: BlockMemory | None = None) -> None:
-        super().__init__(leaves, alpha=0.0, beta=0.0, memory=memory)
+        self.tree = SumTree(leaves, memory or PrivateMemory())
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
         if priorities is not None:
             check_priorities(priorities)
-        super().insert(leaves, None)
-
-    def update(self, leaves: Array, priorities: Array) -> None:
-        check_priorities(priorities)
-
-    def weights(self, draw: Draw, size: int) -> Array:
-        return np.ones(len(draw.leaves), np.float32)
-
-
-class Fifo:
-    """Every item once, oldest first."""
-
-    once = True
-    prioritized = False
-
-    def __init__(self, leaves: int) -> None:
-        self.leaves = leaves
-        self.queue: deque[int] = deque()
-
-    def insert(self, leaves: Array, priorities: Array | None) -> None:
-        if priorities is not None:
-            check_priorities(priorities)
-        self.queue.extend(leaves.tolist())
+        self.tree.set(leaves, np.ones(len(leaves)))
 
     def update(self, leaves: Array, priorities: Array) -> None:
         check_priorities(priorities)
 
     def remove(self, leaves: Array) -> None:
-        gone = set(leaves.tolist())
-        self.queue = deque(leaf for leaf in self.queue if leaf not in gone)
+        self.tree.set(leaves, np.zeros(len(leaves)))
 
     def draw(self, n: int, rng: np.random.Generator) -> Draw:
-        assert n <= len(self.queue), (n, len(self.queue))
-        probability = np.full(n, 1.0 / len(self.queue))
-        return Draw(np.array([self.queue.popleft() for _ in range(n)], np.int64), probability)
+        return draw_stratified(self.tree, n, rng)
 
     def weights(self, draw: Draw, size: int) -> Array:
         return np.ones(len(draw.leaves), np.float32)
@@ -155,19 +118,23 @@ class Fifo:
         return np.ones(len(probability))
 
     def save(self) -> Array:
-        mass = np.zeros(self.leaves)
-        mass[list(self.queue)] = 1.0
-        return mass
+        return np.append(self.tree[:], 1.0)
 
-    def load(self, mass: Array, order: Array) -> None:
-        """`order` lists all leaves, oldest first."""
-        self.queue = deque(order[mass[order] > 0].tolist())
+    def load(self, saved: Array) -> None:
+        self.tree.rebuild(saved[:-1])
 
-    def adopt(self, items: Array, order: Array) -> None:
-        self.load(items, order)
+    def adopt(self, items: Array) -> None:
+        self.tree.rebuild(items.astype(np.float64))
 
     def check_valid(self, items: Array) -> None:
-        assert sorted(self.queue) == np.flatnonzero(items).tolist()
+        self.tree.check_valid()
+        assert (self.tree[:] == items).all()
+
+
+def draw_stratified(tree: SumTree, n: int, rng: np.random.Generator) -> Draw:
+    """One leaf from each of n equal segments of the total mass."""
+    leaves, mass = tree.draw((np.arange(n) + rng.random(n)) / n)
+    return Draw(leaves, mass / tree.total)
 
 
 def check_priorities(priorities: Array) -> Array:

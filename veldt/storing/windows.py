@@ -1,4 +1,4 @@
-"""Copying windows of consecutive rows out of an arena, at the speed of memory."""
+"""Copying windows of consecutive rows out of the blocks of a store, as fast as memory can be copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from veldt.records.tree import Array
+from veldt.records.block import Schema
+from veldt.records.step import is_observation
+from veldt.records.tree import PACKED, Array, Tree
 
 
 def copy_windows(source: Array, first: Array, out: Array, blank: Array | None = None) -> None:
@@ -37,8 +39,8 @@ def copy_windows(source: Array, first: Array, out: Array, blank: Array | None = 
         list(_threads().map(part, range(threads)))
 
 
-LARGE = 1 << 24  # bytes; what is smaller is copied by one thread
-THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # one core copies at a part of the memory's speed
+LARGE = 1 << 24  # bytes; smaller copies use one thread
+THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # one core alone does not reach the memory's bandwidth
 
 
 @functools.cache
@@ -65,7 +67,7 @@ def _copy_windows(rows: Array, width: int, first: Array, out: Array, blank: Arra
 
 @numba.njit("Tuple((i8[::1], i8[::1]))(i8[::1], i8, i8, i8, i8, i8, i8)", cache=True)
 def locate(leaves: Array, starts: int, rows: int, stride: int, oldest: int, oldest_leaf: int, count: int) -> Any:
-    """The first row of each leaf's window, and its key: the number of its window start since the store began."""
+    """The first row of each leaf's window, and its key: serial * starts + offset."""
     first, keys = np.empty(len(leaves), np.int64), np.empty(len(leaves), np.int64)
     for i in range(len(leaves)):
         slot = leaves[i] // starts
@@ -87,16 +89,41 @@ def earlier_rows(first: Array, valid: Array, at: int) -> Array:
     return out
 
 
-class Buffers:
-    """Arrays that are used again as soon as nobody else holds them or a view of them.
+class Windows:
+    """Copies windows out of the rows of a store."""
 
-    An array of many MB comes fresh from the system every time, and each of its pages costs a fault when first written.
+    def __init__(self, schema: Schema, rows: Tree, pinned: bool = False) -> None:
+        self.schema, self.rows = schema, rows
+        self._buffers = Buffers(pinned)
+        self._blanks = schema.window.slices and schema.window.before > 0
+        self._packed = [name for name in schema.layout.spec if is_observation(name) and name not in schema.layout.large]
+
+    def read(self, first: Array) -> Tree:
+        """The columns [n, T, ...] of the windows that start at these rows."""
+        schema = self.schema
+        shape = (len(first), schema.window.rows)
+        out = {name: self._buffers.empty((*shape, *array.shape[1:]), array.dtype) for name, array in self.rows.items()}
+        columns = schema.layout.columns(out)
+        copy_windows(self.rows[PACKED], first, out[PACKED])  # first, because it has the flags that `blank` is made from
+        blank = earlier_rows(columns["first"], columns["valid"], schema.window.before) if self._blanks else None
+        for name in schema.layout.large:
+            copy_windows(self.rows[name], first, out[name], blank if is_observation(name) else None)
+        if blank is not None and self._packed and blank.any():
+            earlier = np.arange(schema.window.rows) < blank[:, None]  # [n, T]
+            for name in self._packed:
+                columns[name][earlier] = 0
+        return columns
+
+
+class Buffers:
+    """Arrays that are used again as soon as no one else holds them or a view of them.
+
+    A new array of many MB comes from the system every time, and each of its pages costs a fault when first written.
     """
 
-    KEEP = 4  # of one shape: those in use beyond that are not kept
-    SMALL = 1 << 17  # bytes; below that the allocator keeps them itself
-
-    SHAPES = 8  # how many different ones
+    KEEP = 4  # arrays of one shape; more than that in use at once are not kept
+    SMALL = 1 << 17  # bytes; smaller arrays are left to the allocator
+    SHAPES = 8  # different shapes
 
     def __init__(self, pinned: bool = False) -> None:
         self.pinned = pinned  # pages that a GPU can read by itself
@@ -104,7 +131,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return Buffers, (self.pinned,)  # a copy in another process begins with none
+        return Buffers, (self.pinned,)  # a copy in another process starts empty
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         dtype = np.dtype(dtype)
@@ -133,11 +160,11 @@ def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
     owner = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
     memory: Any = (ctypes.c_uint8 * owner.numel()).from_address(owner.data_ptr())
-    memory.owner = owner  # which lives as long
-    # Not an array of an array: a view of that would hold the inner one, and nobody could see that the outer one is in use.
+    memory.owner = owner  # keeps the tensor alive as long as the array
+    # Not an array made from an array: a view of it would refer to the inner one, and the outer one would seem unused.
     array: Array = np.ndarray(shape, dtype, memory)
     return array
 
 
 _probe = [np.empty(0)]
-ALONE = sys.getrefcount(_probe[0])  # what an array in a list and nowhere else counts
+ALONE = sys.getrefcount(_probe[0])  # references to an array that only a list holds

@@ -18,16 +18,17 @@ from veldt.acting.recorder import Recorder
 from veldt.counters import Counters
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Program
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.single import add_evaluator, add_learner
+from veldt.topologies.stores import add_store
 
 
 def apex(program: Program, config: Config, env: EnvSpec) -> None:
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
-    store = program.add("store", config.make_store, config.schema(env), BLOCK_MEMORY)
+    store = add_store(program, config, config.schema(env))
     add_learner(program, config, env, store, params, counters)
     add_actors(program, config, env, store, params, counters)
     if config.eval.every:
@@ -60,8 +61,6 @@ def add_actor(program: Program, config: Config, env: EnvSpec, i: int, store: Any
         store,
         algorithm,
         config.schema(env),
-        i,
-        INCARNATION,
         first_priorities=config.store.first_priorities,
         on=policy,
     )

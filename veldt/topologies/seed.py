@@ -21,16 +21,17 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Program
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.single import add_evaluator, add_learner
+from veldt.topologies.stores import add_store
 
 
 def seed(program: Program, config: Config, env: EnvSpec) -> None:
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
-    store = program.add("store", config.make_store, config.schema(env), BLOCK_MEMORY)
+    store = add_store(program, config, config.schema(env))
     add_learner(program, config, env, store, params, counters)
     recorder = add_inference(program, config, env, store, params, counters)
     for i in range(config.actors):
@@ -66,7 +67,6 @@ def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, pa
         store,
         config.algorithm,
         config.schema(env),
-        incarnation=INCARNATION,
         first_priorities=config.store.first_priorities,
         later=config.runtime == "local",
         on=policy,

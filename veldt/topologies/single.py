@@ -14,16 +14,17 @@ from veldt.counters import Counters
 from veldt.experiment.config import Config
 from veldt.learning.learner import Learner
 from veldt.learning.params import LatestParams
-from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Program
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
+from veldt.topologies.stores import add_store
 
 
 def single(program: Program, config: Config, env: EnvSpec) -> None:
     algorithm, schema, seed = config.algorithm, config.schema(env), config.seed
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
-    store = program.add("store", config.make_store, schema, BLOCK_MEMORY)
+    store = add_store(program, config, schema)
     learner = add_learner(program, config, env, store, params, counters)
     explore = config.actor.explore(0, config.envs_per_actor, config.envs_per_actor)
     policy_seed = derive(seed, "policy", 0)
@@ -35,7 +36,6 @@ def single(program: Program, config: Config, env: EnvSpec) -> None:
         store,
         algorithm,
         schema,
-        incarnation=INCARNATION,
         first_priorities=config.store.first_priorities,
         on=learner,
     )

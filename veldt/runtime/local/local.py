@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veldt.program import Program, walk
-from veldt.records.block import Schema
-from veldt.records.tree import Tree
+from veldt.program import Program
 from veldt.runtime.base import array_state, load_arrays, merge
 from veldt.runtime.local.orders import Answer
 from veldt.runtime.local.plan import GatePlan, make_plan
 from veldt.runtime.local.state import read_state
 from veldt.runtime.local.supervisor import Options, Supervisor
 from veldt.runtime.shm.arena import Arena
-from veldt.storing.slots import Slots
 
 KEEP_S = 20.0  # between two times that the state a killed learner would start from is taken
 LONGEST_FOLDER = 95  # characters: with a name in it, it must fit the path of a socket
@@ -179,25 +176,15 @@ class LocalNodes:
 
 
 class MappedStore:
-    """The blocks of a store that runs in another process, read and written where they lie. `state` is what that store told,
-    or was told, of itself."""
+    """The blocks of a store that runs in another process, read and written where they lie."""
 
     def __init__(self, supervisor: Supervisor, name: str, state: dict[str, Any]) -> None:
+        """`state` is the store's own, or what it is about to load."""
+        node, memory = supervisor.plan.nodes[name], Arena(supervisor.descriptors[f"blocks {name}"])
+        mapped = node.node_class.map_blocks((node.args, node.kwargs), memory, state)  # type: ignore[attr-defined]
+        self.schema, self.oldest, self.next = mapped.schema, mapped.oldest, mapped.next
+        self.blocks, self.load_blocks = mapped.blocks, mapped.load_blocks
         self._supervisor, self._name = supervisor, name
-        node = supervisor.plan.nodes[name]
-        (self.schema,) = walk((node.args, node.kwargs), Schema)
-        self._slots = Slots(self.schema, len(state["items"]), Arena(supervisor.descriptors[f"blocks {name}"]))
-        self.oldest, self.next = int(state["counts"]["oldest"]), int(state["counts"]["next"])
-
-    def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:
-        """As a store's own, but what went while it was copied is left out."""
-        first = max(since, self.oldest)
-        stop = min(self.next, first + most)
-        first, arrays = self._slots.read(first, stop)
-        return first, stop, arrays
-
-    def load_blocks(self, first: int, blocks: Tree) -> None:
-        self._slots.put_back(first, blocks, self.oldest, self.next)
 
     def drop_blocks(self, first: int, stop: int) -> int:
         home = self._supervisor.plan.home(self._name)

@@ -1,0 +1,114 @@
+"""What a network sees: observations, stacked over the last rows of their episode where the algorithm has a history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from veldt.errors import UserError
+from veldt.records.step import EnvSpec, is_observation
+from veldt.records.tree import Tree, namespace
+
+
+class History:
+    """The last `history` records of n environments, as rows [n, history, ...] that `observation` can read.
+
+    `rewards`: with the rewards, which a recurrent network sees too.
+    """
+
+    def __init__(self, env: EnvSpec, history: int, n: int, rewards: bool = False) -> None:
+        self.history, self.at = history, history - 1
+        others = ("reward",) if rewards else ()
+        self.names = [*env.observation, *others]
+        room = 1 if history == 1 else 8 * history
+        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
+        self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
+
+    def append(self, step: Tree) -> Tree:
+        if self.history == 1:  # nothing is stacked, so no flags are needed
+            return {name: step[name][:, None] for name in self.names}
+        keep = self.history - 1
+        if self.at == self.rows["first"].shape[1]:  # full: the newest rows go back to the start
+            for row in self.rows.values():
+                row[:, :keep] = row[:, -keep:]
+            self.at = keep
+        for name, row in self.rows.items():
+            row[:, self.at] = step[name]
+        self.at += 1
+        return {name: row[:, self.at - self.history : self.at] for name, row in self.rows.items()}
+
+
+def check_stacked(env: EnvSpec, stacked: tuple[str, ...]) -> None:
+    """Raises a UserError if a key to stack is not among the observations."""
+    for key in stacked:
+        if f"obs/{key}" not in env.observation:
+            known = ", ".join(name.removeprefix("obs/") for name in env.observation)
+            raise UserError(f"{env.name} has no observation {key!r} to stack, only {known}.")
+
+
+def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
+    """The rows at-history+1 ... at of x [B, T, ...] as [B, history, ...], numpy or torch.
+
+    What lies before the episode's first row, or beyond a row that is not valid, reads as zero.
+    """
+    x = x[:, at - history + 1 : at + 1]
+    if history == 1:
+        return x
+    xp = namespace(x)
+    same = xp.ones_like(first[:, :history])  # [B, history], same[j]: row j belongs to the episode of the row `at`
+    for j in range(history - 2, -1, -1):
+        row = at - history + 1 + j
+        same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]
+    if xp is np and same.all():
+        return x
+    return x * same.reshape(*same.shape, *[1] * (x.ndim - 2))
+
+
+def stack_windows(x: Any, first: Any, valid: Any, history: int) -> Any:
+    """The stacks of every row that has history - 1 rows before it: torch [B, T, ...] -> [B, T - history + 1, history, ...].
+
+    What lies before the episode's first row, or beyond a row that is not valid, reads as zero, as in `stack_history`.
+    """
+    rows = x.shape[1] - history + 1
+    stacks = x.unfold(1, history, 1).movedim(-1, 2)  # a view
+    same = first.new_ones(len(first), rows, history)  # [B, T - history + 1, history], of the episode of its row
+    for j in range(history - 2, -1, -1):
+        same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]
+    return stacks * same.reshape(*same.shape, *[1] * (x.ndim - 2))
+
+
+def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (), blanked: bool = False) -> Any:
+    """What a network sees at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation.
+
+    Shapes are [B, *space.shape], and [B, history, *space.shape] for stacked keys when history > 1. `stacked` names the
+    keys of a Dict observation that history stacks; none given means all. `blanked`: what lies before the episode is zero
+    already (`Window.slices`), and a stack is a view.
+    """
+
+    def see(name: str) -> Any:
+        if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
+            if blanked:
+                return rows[name][:, at - history + 1 : at + 1]
+            return stack_history(rows[name], rows["first"], rows["valid"], at, history)
+        return rows[name][:, at]
+
+    return _by_key(rows, see)
+
+
+def observations(rows: Any, history: int, stacked: tuple[str, ...] = ()) -> Any:
+    """What a network sees at every row from history - 1 on, as in `observation`: [B, T - history + 1, ...]."""
+
+    def see(name: str) -> Any:
+        if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
+            return stack_windows(rows[name], rows["first"], rows["valid"], history)
+        return rows[name][:, history - 1 :]
+
+    return _by_key(rows, see)
+
+
+def _by_key(rows: Any, see: Callable[[str], Any]) -> Any:
+    if "obs" in rows:
+        return see("obs")
+    return {name.removeprefix("obs/"): see(name) for name in rows if is_observation(name)}

@@ -1,0 +1,201 @@
+"""BlockRing: the blocks of a store, oldest first, and its counts. `Replay` and `UnrollQueue` are each built on one.
+
+Block number `serial` is in slot serial % n_slots. Its s-th window start is leaf slot * S + s, a place that later blocks use
+again, and has the key serial * S + s, which is never used again: so a key whose block is gone is recognised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from veldt.errors import UserError
+from veldt.ports import Source
+from veldt.records.block import Block, Schema
+from veldt.records.tree import Array, Tree
+from veldt.storing.slots import NO_SOURCE, BlockMemory, PrivateMemory, Slots
+from veldt.storing.store import Blocks, Sample
+from veldt.storing.windows import Windows, locate
+
+COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "duplicates")
+
+
+class BlockRing:
+    """Blocks and counts lie in block memory that may outlive the process: then the ring continues where the process was
+    killed. The store that owns a ring calls `keep` after each change of the counts."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        n_slots: int,
+        memory: BlockMemory | None = None,
+        pinned: bool = False,  # samples lie in pages that a GPU can read by itself
+    ) -> None:
+        memory = memory or PrivateMemory()
+        self.schema, self.n_slots = schema, n_slots
+        self.slots = Slots(schema, n_slots, memory)
+        self.rows, self.starts, self.items = self.slots.rows, self.slots.starts, self.slots.items
+        self.oldest = 0  # serial of the oldest block
+        self.next = 0  # serial of the next block
+        self.size = 0  # items
+        self.inserted = 0  # items, ever
+        self.sampled = 0  # items, ever
+        self.stale = 0  # priorities that came after their block was gone
+        self.evicted = 0  # items
+        self.duplicates = 0  # blocks that came twice
+        self.latest: dict[int, int] = {}  # channel -> number of the newest message taken from it
+        self._kept = memory.zeros(len(COUNTS), np.int64)  # a copy of the counts
+        self._windows = Windows(schema, self.rows, pinned)
+        if memory.found:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        """Continues with what an earlier process left. All but the counts is rebuilt from the slots; the counts may lack
+        the one insert or sample in which that process was killed."""
+        for name, count in zip(COUNTS, self._kept.tolist(), strict=True):
+            setattr(self, name, count)
+        serials = self.slots.serials
+        self.items[self.slots.commit == 0] = False
+        if len(serials):
+            self.oldest, self.next = int(serials[0]), int(serials[-1]) + 1
+        else:
+            self.oldest = self.next
+        self.size = int(self.items.sum())
+        for channel, number in self.slots.sources[serials % self.n_slots].tolist():
+            if channel != NO_SOURCE.channel:
+                self.latest[channel] = max(number, self.latest.get(channel, -1))
+
+    def keep(self) -> None:
+        """Copies the counts to block memory."""
+        self._kept[:] = (
+            self.oldest,
+            self.next,
+            self.size,
+            self.inserted,
+            self.sampled,
+            self.stale,
+            self.evicted,
+            self.duplicates,
+        )
+
+    @property
+    def full(self) -> bool:
+        return self.next - self.oldest == self.n_slots
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that are here now."""
+        return (self.next - self.oldest) * self.schema.nbytes
+
+    def is_duplicate(self, source: Source | None) -> bool:
+        """Whether the message was taken before; counts it if so. The numbers of a channel only grow."""
+        if source is None or self.latest.get(source.channel, -1) < source.number:
+            return False
+        self.duplicates += 1
+        return True
+
+    def append(self, block: Block, source: Source | None, items: int) -> None:
+        """Writes a block to the next slot, which must be free."""
+        self.slots.write(self.next, block, source)
+        if source is not None:
+            self.latest[source.channel] = source.number
+        self.next += 1
+        self.size += items
+        self.inserted += items
+        self.keep()
+
+    def erase_oldest(self) -> None:
+        self.slots.erase(self.oldest)
+        self.oldest += 1
+
+    def item_leaves(self, serial: int) -> Array:
+        """The leaves of the items of one block."""
+        slot = serial % self.n_slots
+        return slot * self.schema.starts + np.flatnonzero(self.items[slot])
+
+    def all_item_leaves(self) -> Array:
+        """The leaves of all items, oldest first."""
+        slots = np.arange(self.oldest, self.next) % self.n_slots
+        leaves: Array = (slots[:, None] * self.schema.starts + np.arange(self.schema.starts)).ravel()
+        return leaves.compress(self.items.reshape(-1)[leaves])
+
+    def read(self, leaves: Array, weights: Array, probability: Array) -> Sample:
+        """Copies of the windows at these leaves.
+
+        Where a window trains a single step (`Window.slices`), observations before that step's episode read as zeros: a
+        stack of the history is then a plain slice of the window.
+        """
+        schema, oldest_leaf = self.schema, self.oldest % self.n_slots * self.schema.starts
+        states = {name: array.take(leaves, axis=0) for name, array in self.starts.items()}
+        first, keys = locate(
+            leaves, schema.starts, schema.rows, schema.window.stride, self.oldest, oldest_leaf, self.items.size
+        )
+        return Sample(keys, self._windows.read(first), schema.start_layout.columns(states), weights, probability)
+
+    def spread_blocks(self, n: int) -> Blocks:
+        n, schema = min(n, self.next - self.oldest), self.schema
+        slots = np.linspace(self.oldest, self.next - 1, n).astype(np.int64) % self.n_slots
+        rows = {name: x.reshape(self.n_slots, schema.rows, *x.shape[1:])[slots] for name, x in self.rows.items()}
+        starts = {name: x.reshape(self.n_slots, schema.starts, *x.shape[1:])[slots] for name, x in self.starts.items()}
+        return Blocks(schema.layout.columns(rows), schema.start_layout.columns(starts))
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "store_items": self.size,
+            "store_bytes": self.nbytes,
+            "store_inserted": self.inserted,
+            "store_sampled": self.sampled,
+            "store_evicted": self.evicted,
+            "store_stale": self.stale,
+        }
+
+    # Checkpoints.
+
+    def state(self) -> dict[str, Any]:
+        """All but the blocks themselves; `blocks` has those."""
+        return {"items": self.items.copy(), "counts": {name: getattr(self, name) for name in COUNTS}}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Channels start anew when a run is resumed: the messages of the earlier ones are not remembered."""
+        if state["items"].shape != self.items.shape:
+            theirs, ours = (" x ".join(map(str, x.shape)) for x in (state["items"], self.items))
+            raise UserError(
+                f"The checkpoint's store has {theirs} window starts, this one {ours}: give the same store.capacity."
+            )
+        for name in COUNTS:
+            setattr(self, name, int(state["counts"][name]))
+        self.items[:] = state["items"]
+        self.latest = {}
+        serials = np.arange(self.oldest, self.next)
+        self.slots.commit[:] = 0
+        self.slots.sources[:] = NO_SOURCE
+        self.slots.commit[serials % self.n_slots] = serials + 1
+        self.keep()
+
+    def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
+        """At most `most` blocks from serial `since` on: first serial, the one after the last, and copies of the blocks."""
+        first = max(since, self.oldest)
+        stop = min(self.next, first + most)
+        return first, stop, self.slots.read(first, stop)[1]
+
+    def load_blocks(self, first: int, blocks: Tree) -> None:
+        """Puts back blocks that `blocks` returned, if they are still in the ring."""
+        self.slots.put_back(first, blocks, self.oldest, self.next)
+
+    def drop_items(self, first: int, stop: int) -> Array:
+        """Removes the items of blocks first ... stop - 1, which keep their slots; the leaves that they had."""
+        dropped = [self.item_leaves(serial) for serial in range(max(first, self.oldest), min(stop, self.next))]
+        leaves = np.concatenate([np.zeros(0, np.int64), *dropped])
+        self.items.reshape(-1)[leaves] = False
+        self.size -= len(leaves)
+        self.evicted += len(leaves)
+        return leaves
+
+    def check_valid(self) -> None:
+        """The invariants, for tests."""
+        assert 0 <= self.next - self.oldest <= self.n_slots
+        assert self.size == self.items.sum()
+        empty = np.ones(self.n_slots, np.bool_)
+        empty[np.arange(self.oldest, self.next) % self.n_slots] = False
+        assert not self.items[empty].any()

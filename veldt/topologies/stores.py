@@ -1,0 +1,98 @@
+"""The stores that a config asks for: how large they are, and how they are built. `add_store` adds the one to a program.
+
+Each kind has a builder of its own, because a runtime reads from a builder's annotation which class its node will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from veldt.demos import Demos, blocks
+from veldt.errors import UserError
+from veldt.experiment.memory import Size, plan_size
+from veldt.program import BLOCK_MEMORY, Program
+from veldt.records.block import Schema
+from veldt.seeds import derive
+from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
+from veldt.storing.messages import insert_examples
+from veldt.storing.mixture import Mixture
+from veldt.storing.queue import UnrollQueue
+from veldt.storing.replay import Replay
+from veldt.storing.selectors import Prioritized, Selector, Uniform
+from veldt.storing.slots import BlockMemory
+
+
+def add_store(program: Program, config: Any, schema: Schema) -> Any:
+    return program.add("store", store_builder(config), config, schema, BLOCK_MEMORY, examples=insert_examples(schema))
+
+
+def store_builder(config: Any) -> Callable[..., Replay | UnrollQueue | Mixture]:
+    """What builds the store of this config, from config, schema and block memory."""
+    if config.store.selector == "fifo":
+        return make_queue
+    return make_mixture if config.demos else make_replay
+
+
+def make_replay(config: Any, schema: Schema, memory: BlockMemory | None = None) -> Replay:
+    size, store = store_size(config, schema), config.store
+    limiter: Limiter = MinSize(store.min_size)
+    if store.samples_per_insert:
+        burst, batch = config.envs_per_actor * schema.starts, config.learner.batch * config.learner.prefetch
+        limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
+    return Replay(
+        schema,
+        _make_selector(config, size.slots * schema.starts, memory),
+        limiter,
+        size.capacity,
+        size.slots,
+        store.slack,
+        derive(config.seed, "store"),
+        memory,
+        pinned=config.device != "cpu",
+    )
+
+
+def make_queue(config: Any, schema: Schema, memory: BlockMemory | None = None) -> UnrollQueue:
+    size = store_size(config, schema)
+    return UnrollQueue(schema, Queue(size.capacity), size.slots, memory, pinned=config.device != "cpu")
+
+
+def make_mixture(config: Any, schema: Schema, memory: BlockMemory | None = None) -> Mixture:
+    size = demos_size(config, schema)
+    leaves = size.slots * schema.starts
+    selector, seed = _make_selector(config, leaves, None), derive(config.seed, "demonstrations")
+    demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed)
+    for block, _ in blocks(Demos.open(config.demos), schema, config.algorithm):
+        demos.insert(block, None)
+    return Mixture(make_replay(config, schema, memory), demos, config.demo_ratio)
+
+
+def _make_selector(config: Any, leaves: int, memory: BlockMemory | None) -> Selector:
+    if config.store.selector == "prioritized":
+        return Prioritized(leaves, config.store.alpha, config.store.beta, memory)
+    return Uniform(leaves, memory)
+
+
+def store_size(config: Any, schema: Schema) -> Size:
+    """Raises a UserError for a store with which learning could never start."""
+    size = plan_size(config.store.capacity, schema, config.store.slack)
+    batch = config.learner.batch * config.learner.prefetch
+    if config.store.selector == "fifo" and size.capacity < batch:
+        raise UserError(
+            f"A queue of {size.capacity:,} unrolls never holds the {batch:,} of one batch; raise store.capacity to "
+            f"{batch * schema.window.stride:,} steps or more, or lower learner.batch."
+        )
+    # The last record of an episode is no item: with episodes of one step, only half of the store's rows are items.
+    if 2 * config.store.min_size > size.capacity:
+        raise UserError(
+            f"A store of {size.capacity:,} items may never hold the {config.store.min_size:,} that learning starts with; "
+            "store.min_size must be at most half of store.capacity."
+        )
+    return size
+
+
+def demos_size(config: Any, schema: Schema) -> Size:
+    """Of the store of demonstrations: every episode begins a block."""
+    slots = int((-(-(Demos.open(config.demos).lengths + 1) // schema.fresh)).sum()) if config.demos else 0
+    return plan_size(slots * schema.fresh, schema) if slots else Size(0, 0, 0)
