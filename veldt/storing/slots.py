@@ -115,7 +115,7 @@ class MappedBlocks:
         self._slots = Slots(schema, n_slots, memory)
 
     def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:
-        """At most `most` blocks from serial `since` on: the first serial, the one after the last, and copies of their rows."""
+        """At most `most` blocks from serial `since` on: first serial, the one after the last, and copies of their rows."""
         first = max(since, self.oldest)
         stop = min(self.next, first + most)
         first, arrays = self._slots.read(first, stop)
