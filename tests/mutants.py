@@ -1325,9 +1325,9 @@ MUTANTS = [
     Mutant(
         "state-recorded-after-the-step",
         "The recurrent state is recorded as it is after the step.",
-        "acting/policy.py",
+        "acting/model.py",
         "for name, tensor in before.items():",
-        "for name, tensor in self._state[group].items():",
+        "for name, tensor in after.items():",
         (
             POLICY + "test_the_state_that_is_recorded_is_the_one_before_the_step",
             SAW,
@@ -1411,9 +1411,9 @@ MUTANTS = [
     Mutant(
         "version-of-the-newest",
         "The version that is recorded is that of the newest weights, not of those that acted.",
-        "acting/policy.py",
-        "np.full(len(amount), self.version)",
-        'np.full(len(amount), getattr(self.params, "weights").version)',
+        "acting/model.py",
+        "np.full(n, self.version)",
+        'np.full(n, getattr(self.params, "weights").version)',
         (POLICY + "test_a_policy_that_is_asked_to_says_which_weights_it_acted_with",),
     ),
     Mutant(
@@ -1499,7 +1499,7 @@ MUTANTS = [
     Mutant(
         "central-exploration-of-others",
         "Central inference: environments explore as much as the first ones of the run do.",
-        "acting/batched.py",
+        "acting/model.py",
         "np.asarray(self.explore, np.float64)[lanes]",
         "np.asarray(self.explore, np.float64)[: len(lanes)]",
         (INFERENCE + "test_every_environment_explores_as_much_as_it_is_told",),

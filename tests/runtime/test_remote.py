@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from typing import Any
 
@@ -218,6 +219,8 @@ def test_the_newest_weights_are_pulled_once(fds: list[int]) -> None:
 class Sums:
     """A policy whose action is what it was sent plus a number of its life; it may make everybody wait."""
 
+    due = math.inf
+
     def __init__(self, life: int = 0, patience: int = 0) -> None:
         self.life, self.patience = life, patience
         self.ready: dict[int, Tree] = {}
@@ -238,6 +241,9 @@ class Sums:
 
     def recv(self, group: int) -> Tree | None:
         return None if self.later() else self.ready.pop(group, None)
+
+    def record(self) -> None:
+        pass
 
     def flush(self, group: int) -> bool:
         if self.later():

@@ -210,6 +210,8 @@ SEND, RESET, FLUSH = 0, 1, 2
 class RemotePolicy:
     """A Policy that is asked (*call*). An answer carries the number of its question: one to an earlier life is dropped."""
 
+    due = math.inf  # only the host knows
+
     def __init__(self, channel: Channel) -> None:
         assert channel.back is not None
         self._out, self._in = channel.there, channel.back
@@ -232,6 +234,9 @@ class RemotePolicy:
             return None
         self._asked.pop(group)
         return self._answers.pop(group)
+
+    def record(self) -> None:
+        """The host records."""
 
     def flush(self, group: int) -> bool:
         if group not in self._flushing:
@@ -286,7 +291,6 @@ class PolicyHost:
 
     def __init__(self, policy: Any, channels: list[Served]) -> None:
         self._policy, self._channels = policy, channels
-        self._record = getattr(policy, "record", None)
         self._taken = [0] * len(channels)  # of the questions that wait in each channel, how many were looked at
         self._done: list[set[int]] = [set() for _ in channels]  # numbers of those that can go, and wait for older ones
         self._open: dict[int, Question] = {}  # group -> what the policy was asked and has not answered
@@ -310,7 +314,7 @@ class PolicyHost:
     @property
     def rest(self) -> float:
         """Seconds in which nothing will happen unless a question comes."""
-        due: float = getattr(self._policy, "due", math.inf) if self._open else math.inf
+        due: float = self._policy.due if self._open else math.inf
         return due - time.monotonic()
 
     def _take(self, index: int, message: Tree) -> bool:
@@ -356,8 +360,7 @@ class PolicyHost:
         for _, back in self._channels:
             if back is not None:
                 back.ring()
-        if self._record is not None:
-            self._record()
+        self._policy.record()
         return len(self._unsent) < len(waiting)
 
     def _pop(self, index: int, done: set[int]) -> None:
