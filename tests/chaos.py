@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import math
 import os
 import signal
 import threading
@@ -569,6 +570,8 @@ def answer(obs: Any) -> int:
 class Oracle:
     """A policy in a process of its own: the action is a function of the observation. It takes its time."""
 
+    due = math.inf
+
     def __init__(self, pause: float = 0.0) -> None:
         self.pause = pause
         self.waiting: dict[int, list[Any]] = {}
@@ -589,6 +592,9 @@ class Oracle:
             return None
         self.patience[group] -= 1
         return None if self.patience[group] >= 0 else {"action": np.array(self.waiting.pop(group), np.int64)}
+
+    def record(self) -> None:
+        pass
 
     def flush(self, group: int) -> bool:
         return True

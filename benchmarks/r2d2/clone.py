@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from veldt.algorithms.r2d2 import C, H, RecurrentQ, Rows
-from veldt.demos import Demos
+from veldt.demos.set import Demos
 from veldt.envs import Envs, make_env
 from veldt.experiment import recipes
 

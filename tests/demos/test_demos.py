@@ -28,14 +28,17 @@ from safetensors.numpy import load_file, save_file
 from test_cli import refused
 from test_run import tiny
 
-import veldt.demos as module
+import veldt.demos.recording as module
 from veldt.__main__ import main
 from veldt.acting.actor import Actor
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.cli.demos import histogram
 from veldt.counters import Counters
-from veldt.demos import Demos, Recording, Scripted, blocks, make_played, play, record
+from veldt.demos.blocks import cut_blocks
+from veldt.demos.recording import Recording, play, record
+from veldt.demos.scripted import Scripted, make_played
+from veldt.demos.set import Demos
 from veldt.envs import Envs, make_env
 from veldt.envs.small import Counter
 from veldt.errors import UserError
@@ -245,9 +248,9 @@ def test_atari_is_played_by_its_protocol_and_cut_as_an_actor_cuts(tmp_path: Path
 
     spec = make_env(env, protocol="apex").spec
     demos.check(spec, "apex")
-    with pytest.raises(UserError, match=r"played by another protocol than 'r2d2': life_loss is True there and False here"):
+    with pytest.raises(UserError, match=r"not played with protocol 'r2d2': life_loss is True there and False here"):
         demos.check(spec, "r2d2")
-    with pytest.raises(UserError, match=r"actions Discrete\(18\), but it has Discrete\(6\)"):
+    with pytest.raises(UserError, match=r"action space is Discrete\(18\), but that of the environment is Discrete\(6\)"):
         demos.check(make_env(env).spec)
     with pytest.raises(UserError, match="are of ALE/Pong-v5, not of ALE/Boxing-v5"):
         demos.check(make_env("ALE/Boxing-v5", protocol="apex").spec, "apex")
@@ -352,7 +355,7 @@ def test_an_expert_speaks_the_actions_of_its_environment(tmp_path: Path, space: 
 def test_an_action_outside_its_space_is_told(tmp_path: Path, space: Any, action: Any) -> None:
     envs = make_env(lambda: Game(space, DICT))
     policy = Scripted(lambda game: lambda obs: action, envs.env.envs[0], envs.spec)
-    with pytest.raises(UserError, match=r"the expert gave the action .* which is not in"):
+    with pytest.raises(UserError, match=r"the expert returned the action .* which is not in"):
         record(tmp_path / "d", envs, policy, 1)
     assert not (tmp_path / "d").exists()
 
@@ -399,7 +402,7 @@ def test_every_window_is_a_piece_of_one_episode(counter: Demos, window: Window, 
     rows = {**spec.step, "action": spec.action, **algorithm.extras(spec)}
     schema = Schema(rows, window, strides * window.stride, algorithm.state(spec))
     episodes, found = list(counter.episodes()), []
-    for number, (block, priorities) in enumerate(blocks(counter, schema, algorithm)):
+    for number, (block, priorities) in enumerate(cut_blocks(counter, schema, algorithm)):
         assert priorities is None and block.items.any()
         columns = block.columns()
         for s in np.flatnonzero(block.items):
@@ -424,7 +427,7 @@ def test_blocks_go_into_a_store_and_every_sample_is_a_record_of_one_episode(coun
     algorithm = DQN(n=3, history=2)
     schema = Schema({**spec.step, "action": spec.action, **algorithm.extras(spec)}, algorithm.window, 8)
     store = Replay(schema, Prioritized(64 * 8, 0), MinSize(), 10**6, 64)
-    for block, priorities in blocks(counter, schema, algorithm):
+    for block, priorities in cut_blocks(counter, schema, algorithm):
         assert store.insert(block, priorities)
     store.check_valid()
     assert store.metrics()["store_items"] == counter.steps, "every action that was taken can be learned from, once"
@@ -486,8 +489,9 @@ def test_at_no_moment_does_a_set_look_whole_before_it_is(
 KILLED = """
 import sys, time
 from pathlib import Path
-import veldt.demos as demos
-demos.SHARD = 700
+from veldt.demos import recording
+from veldt.demos.scripted import Scripted, make_played
+recording.SHARD = 700
 def slow(game):
     def act(obs):
         if obs[1] == 9:
@@ -495,8 +499,8 @@ def slow(game):
             time.sleep(60)
         return 0
     return act
-envs, game = demos.make_played("veldt/Counter-v0")
-demos.record("d", envs, demos.Scripted(slow, game, envs.spec), 20)
+envs, game = make_played("veldt/Counter-v0")
+recording.record("d", envs, Scripted(slow, game, envs.spec), 20)
 """
 
 
@@ -616,7 +620,7 @@ def test_a_flipped_bit_or_a_missing_byte_is_found(tmp_path: Path, counter: Demos
         flipped = bytearray(data)
         flipped[at] ^= 1 << rng.randrange(8)
         (path / name).write_bytes(flipped)
-        with pytest.raises(UserError, match=r"d is no demonstration set that can be read: .*(manifest\.json|shard-00000)"):
+        with pytest.raises(UserError, match=r"d is not a readable demonstration set: .*(manifest\.json|shard-00000)"):
             Demos.open(path)
     for size in (0, 1, 7, 8, 9, len(data) // 2, len(data) - 3):
         (path / name).write_bytes(data[:size])
@@ -639,43 +643,43 @@ LIES = [
     (edit("format", to="zip"), "not of the format"),
     (edit("version", to=2), "has version 2, this Veldt reads version 1"),
     (edit("version", to=10**4000), "has version"),
-    (edit("env", to=3), "no right env"),
-    (edit("seed", to=-1), "no right seed"),
-    (edit("seed", to=True), "no right seed"),
-    (edit("protocol", to="dqn"), "no right protocol"),
+    (edit("env", to=3), "an invalid env"),
+    (edit("seed", to=-1), "an invalid seed"),
+    (edit("seed", to=True), "an invalid seed"),
+    (edit("protocol", to="dqn"), "an invalid protocol"),
     (edit("episodes", to=[]), "no episodes"),
     (edit("shards", to=[]), "no episodes"),
-    (edit("columns", to=[]), "no right columns"),
-    (edit("columns", "obs", to=3), "no right column 'obs'"),
-    (edit("columns", "obs", "dtype", to="object"), "no right column 'obs'"),
-    (edit("columns", "obs", "dtype", to=["int64"]), "no right column 'obs'"),
-    (edit("columns", "obs", "shape", to=[2**47, 2**47]), "no room for"),
-    (edit("columns", "obs", "shape", to=[-4]), "no right column"),
-    (edit("columns", "obs", "shape", to=[2, 2]), "shard-00000.safetensors has other columns, shapes or dtypes"),
-    (edit("columns", "obs", "dtype", to="float64"), "shard-00000.safetensors has other columns, shapes or dtypes"),
-    (edit("columns", "reward", "dtype", to="float64"), "other columns than a step record"),
-    (edit("columns", "extra", to={"shape": [], "dtype": "bool"}), "other columns than a step record"),
-    (lambda manifest: manifest["columns"].pop("last"), "other columns than a step record"),
-    (lambda manifest: manifest["columns"].pop("action"), "other columns than a step record"),
-    (edit("shards", 0, to="shard-00000.safetensors"), "names another file"),
-    (edit("shards", 0, "file", to="../shard-00000.safetensors"), "names another file than shard-00000"),
-    (edit("shards", 0, "file", to="/etc/passwd"), "names another file than shard-00000"),
-    (edit("shards", 0, "rows", to=2**47), "no room for the"),
-    (edit("shards", 0, "rows", to=10**30), "no right numbers for shard-00000"),
-    (edit("shards", 0, "rows", to=0), "no right numbers for shard-00000"),
-    (edit("shards", 0, "rows", to=1), "shard-00000.safetensors has other columns, shapes or dtypes"),
+    (edit("columns", to=[]), "an invalid columns"),
+    (edit("columns", "obs", to=3), "an invalid column 'obs'"),
+    (edit("columns", "obs", "dtype", to="object"), "an invalid column 'obs'"),
+    (edit("columns", "obs", "dtype", to=["int64"]), "an invalid column 'obs'"),
+    (edit("columns", "obs", "shape", to=[2**47, 2**47]), "too small for"),
+    (edit("columns", "obs", "shape", to=[-4]), "an invalid column"),
+    (edit("columns", "obs", "shape", to=[2, 2]), "shard-00000.safetensors does not have the columns, shapes and dtypes"),
+    (edit("columns", "obs", "dtype", to="float64"), "shard-00000.safetensors does not have the columns, shapes and dtypes"),
+    (edit("columns", "reward", "dtype", to="float64"), "does not have the columns of a step record"),
+    (edit("columns", "extra", to={"shape": [], "dtype": "bool"}), "does not have the columns of a step record"),
+    (lambda manifest: manifest["columns"].pop("last"), "does not have the columns of a step record"),
+    (lambda manifest: manifest["columns"].pop("action"), "does not have the columns of a step record"),
+    (edit("shards", 0, to="shard-00000.safetensors"), "does not name"),
+    (edit("shards", 0, "file", to="../shard-00000.safetensors"), "does not name shard-00000"),
+    (edit("shards", 0, "file", to="/etc/passwd"), "does not name shard-00000"),
+    (edit("shards", 0, "rows", to=2**47), "too small for the"),
+    (edit("shards", 0, "rows", to=10**30), "invalid numbers for shard-00000"),
+    (edit("shards", 0, "rows", to=0), "invalid numbers for shard-00000"),
+    (edit("shards", 0, "rows", to=1), "shard-00000.safetensors does not have the columns, shapes and dtypes"),
     (edit("shards", 0, "bytes", to=2**47), "shard-00000.safetensors has .* bytes instead of"),
-    (edit("shards", 0, "bytes", to=1.5), "no right numbers"),
+    (edit("shards", 0, "bytes", to=1.5), "invalid numbers"),
     (edit("shards", 0, "sha256", to="0" * 64), "shard-00000.safetensors is not what was written"),
     (
         lambda manifest: manifest["shards"].append({**manifest["shards"][0], "file": "shard-00001.safetensors"}),
         "is missing",
     ),
-    (edit("episodes", 0, to=None), "no right numbers for episode 0"),
+    (edit("episodes", 0, to=None), "invalid numbers for episode 0"),
     (edit("episodes", 3, "start", to=0), "an episode 3 that does not follow"),
-    (edit("episodes", 3, "return", to=math.nan), "rewards are not those"),
-    (edit("episodes", 3, "return", to=1e9), "rewards are not those"),
-    (edit("episodes", 3, "return", to="9"), "no right numbers for episode 3"),
+    (edit("episodes", 3, "return", to=math.nan), "rewards do not sum to"),
+    (edit("episodes", 3, "return", to=1e9), "rewards do not sum to"),
+    (edit("episodes", 3, "return", to="9"), "invalid numbers for episode 3"),
     (lambda manifest: manifest["episodes"].pop(), "but shards of"),
     (lambda manifest: manifest["episodes"].pop(0), "an episode 0 that does not follow"),
 ]
@@ -727,10 +731,10 @@ def test_observations_that_are_not_finite_are_never_given(tmp_path: Path) -> Non
     arrays["obs"][1, 1] = np.inf
     save_file(arrays, tmp_path / "d" / "shard-00000.safetensors")
     sign(tmp_path / "d", lambda manifest: None, shards=True)
-    with pytest.raises(UserError, match=r"shard-00000\.safetensors has a obs that is not finite"):
+    with pytest.raises(UserError, match=r"shard-00000\.safetensors has values of obs that are not finite"):
         list(Demos.open(tmp_path / "d").episodes())
     (demos.path / "shard-00000.safetensors").unlink()
-    with pytest.raises(UserError, match=r"shard-00000\.safetensors cannot be read any more"):
+    with pytest.raises(UserError, match=r"shard-00000\.safetensors can no longer be read"):
         list(demos.episodes())
 
 
@@ -788,19 +792,19 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, counter: Demos) -> None:
         path = copy(counter, tmp_path / "d")
         (path / name).unlink()
         os.mkfifo(path / name)
-        with pytest.raises(UserError, match=f"{name} is no file"):
+        with pytest.raises(UserError, match=f"{name} is not a regular file"):
             Demos.open(path)
         (path / name).unlink()
         (path / name).mkdir()
-        with pytest.raises(UserError, match=f"{name} is no file"):
+        with pytest.raises(UserError, match=f"{name} is not a regular file"):
             Demos.open(path)
     path = copy(counter, tmp_path / "d")
     (path / "manifest.json").write_text("[" * 200_000)
-    with pytest.raises(UserError, match=r"manifest\.json is no JSON"):
+    with pytest.raises(UserError, match=r"manifest\.json is not valid JSON"):
         Demos.open(path)
     with open(path / "manifest.json", "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(UserError, match="which is too many"):
+    with pytest.raises(UserError, match="more than the"):
         Demos.open(path)
 
 
@@ -821,7 +825,7 @@ def test_another_environment_is_refused(tmp_path: Path, counter: Demos, caplog: 
         counter.check(make_env(lambda: Game(spaces.Discrete(3), DICT)).spec)
     two = recorded(tmp_path / "chain", at_random, "veldt/Chain-v0", 1)
     more = make_env(lambda: Game(spaces.Discrete(5), spaces.Box(0, 1, (8,), np.float32))).spec
-    with pytest.raises(UserError, match=r"they have the actions Discrete\(2\), but it has Discrete\(5\)"):
+    with pytest.raises(UserError, match=r"action space is Discrete\(2\), but that of the environment is Discrete\(5\)"):
         two.check(more)
     two.check(make_env(lambda: Game(spaces.Discrete(2), spaces.Box(0, 1, (8,), np.float32))).spec)
     assert "were recorded from veldt/Chain-v0, not from" in caplog.text
@@ -934,7 +938,7 @@ EXPERT = ["record", "--policy", f"{ME}catch", "-o", "d"]
         ([*EXPERT, "--env", "FrozenLake-v1"], "observation space Discrete(16)"),
         (
             ["record", "--policy", f"{ME}wrong", "--env", COUNTER, "-o", "d"],
-            "gave the action 7, which is not in Discrete(3)",
+            "returned the action 7, which is not in Discrete(3)",
         ),
         (
             ["record", "--policy", f"{ME}no_expert", "--env", COUNTER, "-o", "d"],
@@ -942,8 +946,8 @@ EXPERT = ["record", "--policy", f"{ME}catch", "-o", "d"]
         ),
         ([*EXPERT, "--env", "veldt/Catch-v0", "--min-return", "2", "--episodes", "1"], "Only 0 of 20 episodes returned 2"),
         (["demos"], "dir"),
-        (["demos", "d"], "d is no demonstration set that can be read: there is no such directory"),
-        (["demos", "."], ". is no demonstration set that can be read: it has no manifest.json, veldt record makes one"),
+        (["demos", "d"], "d is not a readable demonstration set: there is no such directory"),
+        (["demos", "."], ". is not a readable demonstration set: it has no manifest.json, veldt record makes one"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

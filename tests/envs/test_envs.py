@@ -18,7 +18,7 @@ from test_run import TINY, tiny
 from veldt import callables
 from veldt.envs import EnvError, Envs, make_env
 from veldt.envs.small import BlindCliffwalk, Catch, Chain, Counter, DeepSea
-from veldt.envs.vector import BAD_IN_A_ROW
+from veldt.envs.vector import BAD_IN_A_ROW, RETURN_ENDS
 from veldt.errors import UserError
 from veldt.experiment.run import Run
 from veldt.storing.replay import Replay
@@ -159,6 +159,22 @@ def test_an_algorithm_refuses_an_action_space_before_anything_is_written(tmp_pat
     with pytest.raises(UserError, match=r"dqn needs a Discrete action space, but .* has Box"):
         tiny(tmp_path / "r", env=lambda: Any_(BOX, spaces.Box(-1, 1, (2,), np.float32)))
     assert not (tmp_path / "r").exists()
+
+
+# Contracts.
+
+
+def test_any_environment_may_end_a_return_within_an_episode() -> None:
+    class Lives(Chain):
+        def step(self, action: Any) -> Any:
+            *step, info = super().step(action)
+            return *step, info | {RETURN_ENDS: self.state == 2}
+
+    envs = make_env(Lives, 2)
+    envs.reset(0)
+    records = [envs.step(np.array([1, t % 2])) for t in range(4)]
+    assert [record["discount"].tolist() for record in records] == [[1, 1], [0, 1], [1, 1], [1, 1]]
+    assert not any(record["last"].any() for record in records)
 
 
 # Names.
@@ -432,7 +448,7 @@ def test_a_bad_observation_is_blanked_counted_and_named_once(make: Any, why: str
             assert record["valid"].all() and record["obs"].all()
         assert np.isfinite(record["obs"]).all() and np.isfinite(record["reward"]).all()
     assert envs.bad == bad == 20
-    assert caplog.text.count("it is not stored") == 1 and why in caplog.text
+    assert caplog.text.count("it is dropped") == 1 and why in caplog.text
 
 
 def test_only_the_environment_with_the_bad_observation_is_blanked() -> None:
@@ -543,7 +559,7 @@ def test_bad_observations_never_reach_the_store(tmp_path: Path, monkeypatch: pyt
     counted = run.metrics[-1]["bad_observations"]
     assert 10 < counted < 200
     text = (run.path / "log.txt").read_text()
-    assert text.count("it is not stored, and counted as bad_observations") == 1 and "Noisy" in text
+    assert text.count("it is dropped and counted in bad_observations") == 1 and "Noisy" in text
     # Episodes with a hole in them are not in the returns.
     assert all(line.get("train_return") is None or np.isfinite(line["train_return"]) for line in run.metrics)
 
@@ -561,7 +577,7 @@ def test_a_broken_environment_stops_a_run_with_one_sentence(tmp_path: Path) -> N
         def step(self, action: Any) -> Any:
             return np.full(8, np.nan, np.float32), 0.0, False, False, {}
 
-    with pytest.raises(UserError, match=r"100 observations in a row were bad.*mend the environment"):
+    with pytest.raises(UserError, match=r"100 observations in a row were bad.*fix the environment"):
         tiny(tmp_path / "r", env=Breaks)
     assert TINY["steps"] > 100
     assert "100 observations in a row" in (tmp_path / "r" / "log.txt").read_text()
@@ -598,8 +614,8 @@ def test_a_box_of_truth_values_is_an_observation() -> None:
             super().__init__(4)
             self.observation_space = spaces.Box(0, 1, (4,), np.bool_)
 
-        def _see(self) -> Any:
-            return super()._see() > 0
+        def _observe(self) -> Any:
+            return super()._observe() > 0
 
     step = make_env(Switches, 2).reset(0)
     assert step["obs"].dtype == np.bool_ and step["valid"].all()

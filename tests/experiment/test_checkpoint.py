@@ -20,6 +20,7 @@ import pytest
 from safetensors import SafetensorError
 from test_run import Stop, crash, stopping, tiny, whole_state
 
+import veldt.files as disk
 from veldt.errors import UserError
 from veldt.experiment import checkpoint as module
 from veldt.experiment.checkpoint import Checkpoints, exclusive
@@ -260,9 +261,10 @@ def failing_at(call: int, error: Callable[[], BaseException]) -> Iterator[list[s
             os.truncate(path, path.stat().st_size // 2)
             raise error()
 
-    save_file = module.save_file
-    patch.setattr(module, "save_file", guard("save_file", half))
-    patch.setattr(module, "open", guard("open", open), raising=False)
+    save_file = disk.save_file
+    patch.setattr(disk, "save_file", guard("save_file", half))
+    for one in (module, disk):
+        patch.setattr(one, "open", guard("open", open), raising=False)
     for name in ("rename", "fsync", "replace", "unlink"):
         patch.setattr(module.os, name, guard(name, getattr(os, name)))
     for name in ("rmtree", "disk_usage"):

@@ -154,10 +154,10 @@ def test_an_unknown_recipe_gets_a_suggestion() -> None:
 
 def test_epsilon_falls_in_a_line() -> None:
     config = recipes.make("dqn", **{"actor.epsilon": 0.8, "actor.epsilon_end": 0.2, "actor.epsilon_steps": 100})
-    values = [config.actor.decayed(steps) for steps in (0, 50, 100, 1_000)]
+    values = [config.actor.explore(0, 1, 1)(steps) for steps in (0, 50, 100, 1_000)]
     np.testing.assert_allclose(values, [0.8, 0.5, 0.2, 0.2])
     at_once = recipes.make("dqn", **{"actor.epsilon_steps": 0, "actor.epsilon_end": 0.1})
-    assert at_once.actor.decayed(1) == pytest.approx(0.1)
+    assert at_once.actor.explore(0, 1, 1)(1) == pytest.approx(0.1)
 
 
 def test_selectors_by_name() -> None:

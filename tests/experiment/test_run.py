@@ -499,7 +499,7 @@ def test_training_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
             def no_room(*args: Any, **kwargs: Any) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-            begin, end = lambda: patch.setattr("veldt.experiment.checkpoint.save_file", no_room), patch.undo
+            begin, end = lambda: patch.setattr("veldt.files.save_file", no_room), patch.undo
         with full_disk(monkeypatch, disk / "r", begin, end) as found:
             run = tiny(disk / "r")
         check_full_disk(found, run, finished)

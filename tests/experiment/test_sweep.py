@@ -25,10 +25,12 @@ from test_run import TINY
 
 from veldt.cli import sweep as command
 from veldt.errors import UserError
-from veldt.experiment import sweep
 from veldt.experiment.checkpoint import Checkpoints, exclusive
 from veldt.experiment.run import Run
-from veldt.experiment.sweep import Child, Failed, Score, Spec, Sweep, bootstrap, mean_over, read_spec, score, table
+from veldt.experiment.sweep import running
+from veldt.experiment.sweep.running import Child, Failed, Sweep
+from veldt.experiment.sweep.spec import Spec, read_spec, slug
+from veldt.experiment.sweep.table import Score, bootstrap, estimate, mean_over, number, score, table
 
 Captured = pytest.CaptureFixture[str]
 
@@ -62,18 +64,18 @@ def written(path: Path, **changes: Any) -> Path:
         ({"seeds": None}, "seeds must be a list"),
         ({"seeds": []}, "seeds must be a list"),
         ({"seeds": 0}, "seeds must be a list"),
-        ({"seeds": [0, 1, 0]}, "seeds has 0 twice"),
-        ({"seeds": [-1]}, "seeds must be whole numbers"),
-        ({"seeds": [0.5]}, "seeds must be whole numbers"),
+        ({"seeds": [0, 1, 0]}, "seeds: 0 appears twice"),
+        ({"seeds": [-1]}, "seeds must be integers"),
+        ({"seeds": [0.5]}, "seeds must be integers"),
         ({"recipe": "dqm"}, "one step: There is no recipe 'dqm'. Did you mean dqn?"),
         ({"recipe": None}, "one step: there is no recipe"),
         ({"env": None, "settings": None}, "dqn: there is no env"),
         ({"env": "veldt/Chian-v0"}, "one step: There is no environment 'veldt/Chian-v0'. Did you mean veldt/Chain-v0"),
         ({"env": "Pendulum-v1"}, "needs a Discrete action space"),
         ({"set": {"lerner.lr": 1}}, "There is no setting 'lerner'. Did you mean learner?"),
-        ({"set": {"env": "CartPole-v1"}}, "set: env stands outside of set"),
-        ({"set": {"seed": 3}}, "set: seed is not set here"),
-        ({"set": {"learner.lr": 1, "learner": {"lr": 2}}}, "set: learner.lr is there twice"),
+        ({"set": {"env": "CartPole-v1"}}, "set: env is a key of its own"),
+        ({"set": {"seed": 3}}, "set: seed cannot be set here"),
+        ({"set": {"learner.lr": 1, "learner": {"lr": 2}}}, "set: learner.lr appears twice"),
         ({"set": [1]}, "set must hold names and values"),
         ({"set": {"steps": -5}}, "steps must be greater than 0"),
         ({"set": {"store.capacity": "10"}}, "store"),
@@ -86,10 +88,10 @@ def written(path: Path, **changes: Any) -> Path:
         ({"settings": {"***": {}}}, "must have a letter or a digit"),
         ({"grid": {"learner.lr": 1e-3}}, "grid: learner.lr must be a list"),
         ({"grid": {"learner.lr": []}}, "grid: learner.lr must be a list"),
-        ({"grid": {"learner.lr": ["1e-3", 0.001]}}, "grid: lr 0.001 is there twice"),
+        ({"grid": {"learner.lr": ["1e-3", 0.001]}}, "grid: lr 0.001 appears twice"),
         ({"grid": {"algorithm.n": [1, 2]}}, "settings: one step: algorithm.n is in the grid as well"),
         ({"at_once": 0}, "at_once must be greater than 0"),
-        ({"at_once": 1.5}, "at_once must be a whole number"),
+        ({"at_once": 1.5}, "at_once must be an integer"),
         ({"episodes": "many"}, "episodes must be a number"),
         ({"timeout_s": -1}, "timeout_s must be greater than 0"),
         ({"reach": True}, "reach must be a number"),
@@ -113,8 +115,8 @@ def test_a_mistake_is_one_sentence_that_names_the_file_and_nothing_is_run(
     ("text", "says"),
     [
         ("a: [", "cannot be read as YAML"),
-        ("recipe: dqn\nsettings: {a: {}, a: {steps: 5}}", "'a' is there twice"),
-        ("seeds: 1\nseeds: 2", "'seeds' is there twice"),
+        ("recipe: dqn\nsettings: {a: {}, a: {steps: 5}}", "'a' appears twice"),
+        ("seeds: 1\nseeds: 2", "'seeds' appears twice"),
         ("just words", "must hold keys"),
         ("", "must hold keys"),
     ],
@@ -149,7 +151,7 @@ def test_flags_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_stores_that_fit_alone_but_not_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(running, "available_memory", lambda: 10**9)
     spec = read_spec(written(tmp_path / "x.yaml", set=SET | {"store.capacity": "0.5GB"}))
     trials = spec.trials(tmp_path)
     Sweep(spec, trials, at_once=1).check_memory()
@@ -202,7 +204,7 @@ def test_a_grid_multiplies_the_settings_and_may_hold_recipes(tmp_path: Path) -> 
 
 
 def test_long_names_have_short_directories_of_their_own() -> None:
-    one, two = (sweep.slug("lr 0.001, " * 50 + end) for end in ("a", "b"))
+    one, two = (slug("lr 0.001, " * 50 + end) for end in ("a", "b"))
     assert one != two and len(one) <= 100 and len(two) <= 100
 
 
@@ -271,10 +273,10 @@ def test_the_table_has_a_row_a_setting_and_the_plot_a_curve(made: Made) -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
     rows.pop(1)  # the line below the head
     assert [row[0] for row in rows] == ["setting", "one step", "three steps"]
-    assert rows[0][1:] == ["seeds", "greedy return of 3 episodes", "return over the run", "seconds a run"]
+    assert rows[0][1:] == ["seeds", "greedy return of 3 episodes", "return over the run", "seconds per run"]
     for row in rows[1:]:
         means = [result["mean_return"] for result in made.results() if result["setting"] == row[0]]
-        assert row[1] == "2" and row[2] == sweep.estimate(means)
+        assert row[1] == "2" and row[2] == estimate(means)
     assert text.rstrip().endswith(f"veldt sweep {made.file} --dir {made.directory}")
     with Image.open(made.directory / "curves.png") as image:
         assert image.format == "PNG" and image.width > 500
@@ -387,7 +389,7 @@ def test_after_a_kill_nothing_runs_on_and_the_same_command_finishes(
     monkeypatch.chdir(tmp_path)
     assert command.run(["x.yaml", "--at-once", "2"]) == 0
     out = capsys.readouterr().out
-    assert "many seed 0: goes on" in out and "one seed 0: started" in out
+    assert "many seed 0: resumed" in out and "one seed 0: started" in out
     assert re.search(r"/2 many seed 0: greedy", out) and re.search(r"/2 one seed 0: greedy", out)
     lines = [json.loads(line) for line in (directory / "many" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     assert [line for line in lines if line.get("resumed_from", 0) > 0], "it went on from its checkpoint"
@@ -399,7 +401,7 @@ def test_ctrl_c_lets_every_run_write_a_checkpoint_and_says_how_to_go_on(tmp_path
         process.send_signal(signal.SIGINT)
         out, err = end(process, 40)
     assert process.returncode == 130, err
-    assert "Stopped with 0 of 2 runs finished. Go on with: veldt sweep" in out and "failed" not in out
+    assert "Stopped with 0 of 2 runs finished. Resume with: veldt sweep" in out and "failed" not in out
     assert "Traceback" not in err
     for seed in (0, 1):
         checkpoint = Checkpoints(directory / "dqn" / f"seed-{seed}" / "checkpoints").load()
@@ -439,7 +441,7 @@ def test_one_run_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.M
     assert "broken seed 0: failed, it ended with exit code 1" in out and "1/2 good seed 0: greedy" in out
     told = out.partition("broken seed 0 failed: it ended")[2]
     assert "sweeps/x/broken/seed-0.log" in told and "step raised RuntimeError: gone" in told
-    assert "1 of 2 runs failed. To try them again: veldt sweep x.yaml" in told
+    assert "1 of 2 runs failed. Retry with: veldt sweep x.yaml" in told
     rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in out.splitlines() if line.startswith("| ")}
     assert (rows["broken"], rows["good"]) == ("0 of 1", "1")
 
@@ -450,7 +452,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_killed_if_it_does_not_stop(
     (tmp_path / "stuck_envs.py").write_text(SLOW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sweep, "STOP_S", 0.3)
+    monkeypatch.setattr(running, "STOP_S", 0.3)
     spec = read_spec(written(tmp_path / "x.yaml", env="stuck_envs:Stuck", settings={"a": {"eval.every": 0}}, seeds=1))
     trial = spec.trials(tmp_path / "d")[0]
     trial.path.mkdir(parents=True)
@@ -539,7 +541,7 @@ def test_the_table_says_how_many_reached_the_goal_and_when_half_of_all_had() -> 
     text = table(Spec("x", (), (0, 1, 2), reach=0.9), found, "veldt sweep x.yaml")
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.splitlines() if line[:2] == "| "]
     rows.pop(1)  # the line below the head
-    assert rows[0][4:] == ["env steps to 0.9", "seconds to 0.9", "seconds a run"]
+    assert rows[0][4:] == ["env steps to 0.9", "seconds to 0.9", "seconds per run"]
     assert rows[1] == ["a", "3", "1 [1, 1]", "-", "12,000 (2 of 3)", "12", "30"]
     assert rows[2][4:6] == ["- (1 of 3)", "-"]
     assert rows[3][1] == "2 of 3" and rows[3][4:6] == ["6,000 (2 of 2)", "6"]
@@ -550,7 +552,7 @@ def test_the_table_says_how_many_reached_the_goal_and_when_half_of_all_had() -> 
 
 def test_numbers_have_three_digits() -> None:
     values = [0.98765, -0.0123, 12.34, 487.35, 12_345.6, float("inf")]
-    assert [sweep.number(x) for x in values] == ["0.988", "-0.0123", "12.3", "487", "12,346", "-"]
+    assert [number(x) for x in values] == ["0.988", "-0.0123", "12.3", "487", "12,346", "-"]
 
 
 def test_help_shows_a_file(capsys: Captured) -> None:

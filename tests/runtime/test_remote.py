@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples, make_block, read_source
+from veldt.runtime.remote import Channel, PolicyHost, RemoteParams, RemotePolicy, RemoteStore, Served, StoreHost, seam
 
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
@@ -20,7 +22,6 @@ from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
 from veldt.runtime.local.board import SharedCounters
-from veldt.runtime.remote import Channel, PolicyHost, RemoteParams, RemotePolicy, RemoteStore, Served, StoreHost, seam
 from veldt.runtime.shm.latest import Latest
 from veldt.runtime.shm.memory import make_memory
 from veldt.runtime.shm.ring import Reader, Writer
@@ -233,6 +234,8 @@ def test_the_newest_weights_are_pulled_once(fds: list[int]) -> None:
 class Sums:
     """A policy whose action is what it was sent plus a number of its life; it may make everybody wait."""
 
+    due = math.inf
+
     def __init__(self, life: int = 0, patience: int = 0) -> None:
         self.life, self.patience = life, patience
         self.ready: dict[int, Tree] = {}
@@ -253,6 +256,9 @@ class Sums:
 
     def recv(self, group: int) -> Tree | None:
         return None if self.later() else self.ready.pop(group, None)
+
+    def record(self) -> None:
+        pass
 
     def flush(self, group: int) -> bool:
         if self.later():

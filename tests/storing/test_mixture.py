@@ -19,7 +19,7 @@ from test_store import COLUMNS, SCHEMA, STATE, WINDOW, everything
 import veldt
 from veldt.__main__ import main
 from veldt.algorithms.r2d2 import TAKEN
-from veldt.demos import Demos
+from veldt.demos.set import Demos
 from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes

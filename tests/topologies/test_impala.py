@@ -324,8 +324,8 @@ class Mixed(Choices):
         picture = spaces.Box(0, 255, (40, 40), np.uint8)
         self.observation_space = spaces.Dict({"picture": picture, "vector": vector})
 
-    def _see(self) -> Any:
-        return {"picture": np.full((40, 40), self.state, np.uint8), "vector": super()._see()}
+    def _observe(self) -> Any:
+        return {"picture": np.full((40, 40), self.state, np.uint8), "vector": super()._observe()}
 
 
 @pytest.mark.learning

@@ -1,29 +1,32 @@
-"""Inference for many actors at once, where SEED RL has it: at the server, in one forward over all who ask."""
+"""BatchedPolicy: central inference for many actors, in one forward pass for all groups that wait (SEED RL)."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import numpy as np
 import torch
 
-from veldt.acting.policy import Explore, LocalPolicy
-from veldt.algorithms.base import Algorithm
+from veldt.acting.exploration import Explore
+from veldt.acting.model import Model
+from veldt.acting.seam import Policy
+from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.learning.params import Params
 from veldt.records.step import EnvSpec, is_observation
 from veldt.records.tree import Array, Tree
 
-MOST_ORDERS = 1000  # of groups in a batch that are remembered
+MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
 
 
-class BatchedPolicy(LocalPolicy):
-    """Collects the questions of groups of n environments each, and answers many of them with one forward.
+class BatchedPolicy(Policy):
+    """Collects the records of groups of n environments each, and answers many groups with one forward pass.
 
-    A batch is run once `batch` environments have asked, or an actor has nothing left to do because all of its groups have,
-    or the first has waited for `wait` seconds. So nobody waits for who is slow. History and recurrent state are kept here,
-    for each environment, on the device of the network.
+    A batch is run once it has `batch` environments, or all groups of one actor wait, or the first group has waited for
+    `wait` seconds: a slow group never delays the others. History and recurrent state of every environment are kept here,
+    on the device of the network.
     """
 
     def __init__(
@@ -32,24 +35,26 @@ class BatchedPolicy(LocalPolicy):
         env: EnvSpec,
         params: Params,
         counters: Counters,
-        explore: Explore | Array,  # one an environment, of all groups
+        explore: Explore | Array,  # a schedule, or one amount for each environment of all groups
         seed: int,
         groups: int,
         n: int,
         batch: int,
         wait: float,
-        together: int = 1,  # groups of one actor; their numbers follow each other
-        refresh: int = 1,  # batches between two looks for newer weights
+        together: int = 1,  # groups of one actor; their numbers are consecutive
+        refresh: int = 1,  # batches between two pulls
         device: str = "cpu",
     ) -> None:
-        super().__init__(algorithm, env, params, counters, explore, seed, refresh, device)
-        self.groups, self.n, self.batch, self.wait, self.together = groups, n, batch, wait, together
-        self.asked: list[int] = []  # groups, in the order of their rows in the batch
-        self.due = math.inf  # when the batch is run, at the latest
-        self._refused: set[int] = set()  # groups that were told "not yet" in this batch
-        self._asks = [0] * -(-groups // together)  # by actor: groups that have asked
-        self._batches = self._rows_run = 0  # since they were last told
-        self._parts: dict[int, dict[str, torch.Tensor]] = {}  # by size
+        self.model = Model(algorithm, env, params, counters, explore, seed, refresh, device)
+        self.device, self.groups, self.n, self.batch, self.wait = device, groups, n, batch, wait
+        self.together = together
+        self.asked: list[int] = []  # groups that wait, in the order of their rows in the batch
+        self.due = math.inf  # time.monotonic() at which the batch is run at the latest
+        self._ready: dict[int, Tree] = {}
+        self._refused: set[int] = set()  # groups for which `recv` returned None in this batch
+        self._asks = [0] * -(-groups // together)  # by actor: groups that wait
+        self._batches = self._rows_run = 0  # since the last `metrics`
+        self._slices: dict[int, Tensors] = {}  # by size of the batch
         self._lanes: dict[tuple[int, ...], tuple[Array, torch.Tensor]] = {}  # by groups
         history, state, total = algorithm.window.history, algorithm.state(env), groups * n
         self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
@@ -57,7 +62,7 @@ class BatchedPolicy(LocalPolicy):
         if history > 1:
             columns |= {name: env.step[name] for name in ("first", "valid")}
             self._seen = list(columns)
-        # Rows of the batch that is being collected, on the host, and the same memory as arrays.
+        # Rows of the batch that is being collected, on the host; `_staged` are numpy views of them.
         self._stage = {name: torch.from_numpy(np.zeros((total, *c.shape), c.dtype)) for name, c in columns.items()}
         if device != "cpu":
             self._stage = {name: x.pin_memory() for name, x in self._stage.items()}
@@ -85,6 +90,12 @@ class BatchedPolicy(LocalPolicy):
             self._run()
         return self._ready.pop(group, None)
 
+    def record(self) -> None:
+        """Records nothing."""
+
+    def flush(self, group: int) -> bool:
+        return True
+
     def reset(self, group: int) -> None:
         if group in self.asked:
             self._withdraw(group)
@@ -93,7 +104,7 @@ class BatchedPolicy(LocalPolicy):
             x[group * self.n : (group + 1) * self.n] = 0
 
     def _is_due(self, group: int) -> bool:
-        """Whoever asks for the answer is told "not yet" once, so that the others can ask their questions."""
+        """The first `recv` of a group is refused, so that other groups can join the batch."""
         if len(self.asked) == self.groups or self.n * len(self.asked) >= self.batch:
             return True
         if group not in self._refused:
@@ -112,20 +123,14 @@ class BatchedPolicy(LocalPolicy):
 
     @torch.inference_mode()
     def _run(self) -> None:
-        if self.steps % self.refresh == 0:
-            self.pull()
-        self.steps += 1
+        self.model.pull_if_due()
         asked, n, size = self.asked, self.n, self.n * len(self.asked)
         new = self._collected(size)
         lanes, index = self._lanes_of(tuple(asked))
         before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
-        out, after = self.algorithm.act(self.net, self._append(new, index), before, self._amounts(lanes), self.rng)
+        out, after = self.model.act(self._append(new, index), before, size, lanes)
         for name, x in after.items():
             self._states[name][index] = x
-        for name, x in before.items():
-            out[name] = x.cpu().numpy()
-        if self._tells_version:
-            out["version"] = np.full(size, self.version)
         for place, group in enumerate(asked):
             self._ready[group] = {name: x[place * n : (place + 1) * n] for name, x in out.items()}
         self._batches += 1
@@ -134,13 +139,13 @@ class BatchedPolicy(LocalPolicy):
         self._asks = [0] * len(self._asks)
         self._refused.clear()
 
-    def _collected(self, size: int) -> dict[str, torch.Tensor]:
-        """The rows that were sent, on the device."""
+    def _collected(self, size: int) -> Tensors:
+        """The rows of the batch, on the device."""
         if self.device != "cpu":
             return {name: x[:size].to(self.device, non_blocking=True) for name, x in self._stage.items()}
-        if size not in self._parts:  # views of the same memory every time
-            self._parts[size] = {name: x[:size] for name, x in self._stage.items()}
-        return self._parts[size]
+        if size not in self._slices:  # the same views every time
+            self._slices[size] = {name: x[:size] for name, x in self._stage.items()}
+        return self._slices[size]
 
     def _lanes_of(self, asked: tuple[int, ...]) -> tuple[Array, torch.Tensor]:
         """The environments of these groups, in their order."""
@@ -156,7 +161,7 @@ class BatchedPolicy(LocalPolicy):
         """The recurrent state before this step: zero where an episode begins."""
         return state.masked_fill_(first.view(-1, *[1] * (state.ndim - 1)), 0)
 
-    def _append(self, new: dict[str, torch.Tensor], index: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _append(self, new: Tensors, index: torch.Tensor) -> Tensors:
         """Rows [size, history, ...] that end with the new ones."""
         if not self._rows:
             return {name: new[name][:, None] for name in self._seen}
@@ -165,17 +170,15 @@ class BatchedPolicy(LocalPolicy):
             self._rows[name][index] = x
         return rows
 
-    def _amounts(self, lanes: Array) -> Array:
-        """How much each of these environments explores now."""
-        if callable(self.explore):
-            self._explored = np.full(len(lanes), self.explore(self.counters.get("env_steps")))
-        else:
-            self._explored = np.asarray(self.explore, np.float64)[lanes]
-        return self._explored
-
     def metrics(self) -> dict[str, float]:
-        told = super().metrics()
+        metrics = self.model.metrics()
         if self._batches:
-            told["inference_batch"] = self._rows_run / self._batches
+            metrics["inference_batch"] = self._rows_run / self._batches
         self._batches = self._rows_run = 0
-        return told
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        return self.model.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state(state)

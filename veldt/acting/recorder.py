@@ -1,24 +1,23 @@
-"""Recorder: a policy that wraps a policy, and folds the steps and actions that pass through it into blocks."""
+"""Recorder: a policy that wraps a policy and packs the steps and actions that pass through it into blocks."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 
 import numpy as np
 
-from veldt.acting.policy import Policy
+from veldt.acting.seam import Policy
 from veldt.algorithms.base import Algorithm
 from veldt.records.block import Block, Schema, window_items
 from veldt.records.tree import Array, Tree, read_only
 from veldt.storing.store import Store
 
 
-class Recorder:
-    """Where inference is, there the recording is. The environments of a group move in lockstep, so do their blocks.
+class Recorder(Policy):
+    """Records in the process that runs inference. The environments of a group step together, so their blocks end together.
 
-    When the store says "not now", finished blocks wait here and `send` says "not now" to the actor.
+    When the store refuses a block, finished blocks wait here, and `send` returns False to the actor.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class Recorder:
         schema: Schema,
         max_age: float = float("inf"),  # seconds before a block is sent short
         first_priorities: str = "acted",  # or "largest"
-        later: bool = False,  # answers are recorded when `record` is called; steps must stay as they are until then
+        later: bool = False,  # answers are recorded by `record`, not by `recv`; steps must not change until then
     ) -> None:
         self.policy, self.store, self.algorithm, self.schema = policy, store, algorithm, schema
         self.max_age, self.acted, self.later = max_age, first_priorities == "acted", later
@@ -40,9 +39,7 @@ class Recorder:
 
     @property
     def due(self) -> float:
-        """When the policy will answer what it was asked, at the latest."""
-        due: float = getattr(self.policy, "due", math.inf)
-        return due
+        return self.policy.due
 
     def send(self, group: int, step: Tree) -> bool:
         if not self._insert() or not self.policy.send(group, step):
@@ -51,15 +48,17 @@ class Recorder:
         return True
 
     def recv(self, group: int) -> Tree | None:
+        """The actions alone; all other columns are recorded here."""
         out = self.policy.recv(group)
-        if out is not None:
-            self._answered.append((group, self._steps.pop(group), out))
-            if not self.later:
-                self.record()
-        return out
+        if out is None:
+            return None
+        self._answered.append((group, self._steps.pop(group), out))
+        if not self.later:
+            self.record()
+        return {"action": out["action"]}
 
     def record(self) -> None:
-        """Records what was answered since the last time."""
+        """Records the answers since the last call."""
         for group, step, out in self._answered:
             self._record(group, step, out)
         self._answered.clear()
@@ -68,7 +67,7 @@ class Recorder:
         self.record()
         tape = self._tapes.get(group)
         if tape is not None:
-            while (steps := tape.end - self.schema.window.before) > 0:  # may be more than one block's
+            while (steps := tape.end - self.schema.window.before) > 0:  # may be more than one block
                 self._emit(tape, self.schema.fresh)
                 tape.drop(min(steps, self.schema.fresh))
             tape.clear()
@@ -96,7 +95,7 @@ class Recorder:
                 tape.drop(fresh)
 
     def _emit(self, tape: Tape, fresh: int) -> None:
-        """Makes one block for each environment, of its first `fresh` steps and their context."""
+        """Makes a block for each environment from its first `fresh` steps and their context."""
         window = self.schema.window
         rows = {name: array.copy() for name, array in tape.rows.items()}
         states = slice(window.history - 1, window.history - 1 + self.schema.fresh, window.stride)
@@ -106,7 +105,7 @@ class Recorder:
         items[:, fresh // window.stride :] = False
         priorities = self.algorithm.priority(columns, self.schema) if self.acted else None
         if priorities is not None and not np.isfinite(priorities).all():
-            priorities = None  # the values overflowed while acting: the learner is about to tell
+            priorities = None  # the values overflowed while acting; the learner will report it
         items.flags.writeable = False
         read_only(rows), read_only(starts)
         for lane in range(len(items)):
@@ -129,7 +128,7 @@ class Recorder:
 
 
 class Tape:
-    """The rows of the block that is being written, for n environments: storages [n, R]."""
+    """The rows of the block that is being written, for n environments: arrays [n, R]."""
 
     def __init__(self, schema: Schema, n: int) -> None:
         self.schema = schema
@@ -140,7 +139,7 @@ class Tape:
         self.clear()
 
     def clear(self) -> None:
-        """Begins a stream: the context before its first step is padding."""
+        """Begins a new stream; the context before its first step is padding."""
         for array in (*self.rows.values(), *self.states.values()):
             array[...] = np.zeros((), array.dtype)
         self.end = self.schema.window.before
@@ -153,7 +152,7 @@ class Tape:
         self.end += 1
 
     def drop(self, fresh: int) -> None:
-        """The first `fresh` steps are in a block; the rows that the next block needs as context move to the start."""
+        """Drops the first `fresh` steps, which are in a block; moves the context of the next block to the start."""
         keep = self.end - fresh
         for array in (*self.rows.values(), *self.states.values()):
             array[:, :keep] = array[:, fresh : self.end].copy()

@@ -13,20 +13,22 @@ class Policy(Protocol):
 
     policy.send(group, step)          # records [n] of the environments of one group
     actions = policy.recv(group)      # None: not yet, step another group meanwhile
+
+    Where a runtime serves a policy to other processes, it sends the replies first and calls `record` after that.
     """
 
     @call(reply="recv", after="record", due="due")
     def send(self, group: int, step: Tree) -> bool: ...  # False: not now, keep it and try again
 
-    def recv(self, group: int) -> Tree | None: ...  # {"action": [n]}, and what the algorithm records beside it
+    def recv(self, group: int) -> Tree | None: ...  # `action` [n], and other columns for a recorder
 
     @call
     def flush(self, group: int) -> bool: ...  # True: all that was recorded is in the store
 
     @stream(cancels="send")
-    def reset(self, group: int) -> None: ...  # a new incarnation: drop partial blocks, zero the recurrent state
+    def reset(self, group: int) -> None: ...  # the environments restart: drop partial blocks, zero recurrent state
 
-    def record(self) -> None: ...  # does what could wait until the replies were sent
+    def record(self) -> None: ...  # does the work that replies need not wait for
 
     @property
     def due(self) -> float: ...  # when a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting

@@ -55,6 +55,7 @@ from veldt.nets import as_float
 from veldt.program import INCARNATION, Program
 from veldt.records.history import History
 from veldt.records.step import EnvSpec
+from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
 from veldt.runtime.local.process import GatePlan
 from veldt.runtime.local.supervisor import Gate, Local
@@ -380,11 +381,12 @@ class CountingPolicy(LocalPolicy):
 
     taken = 0
 
-    def pull(self) -> None:
-        before = self.version
-        super().pull()
-        if self.version != before:
-            self.taken += self.vector.nbytes
+    def send(self, group: int, step: Tree) -> bool:
+        before = self.model.version
+        sent = super().send(group, step)
+        if self.model.version != before:
+            self.taken += self.model.vector.nbytes
+        return sent
 
     def take(self) -> int:
         """Since this was last asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from gymnasium import spaces
 from veldt.records.tree import Array, Tree
 
 if TYPE_CHECKING:
-    from veldt.acting.policy import Policy
+    from veldt.acting.seam import Policy
     from veldt.counters import Counters
 
 QUANTILES = 1000  # of the latencies that are told of a window
@@ -43,6 +44,13 @@ class TimedPolicy:
         if out is not None:
             self._times.append(time.perf_counter_ns() - self._sent.pop(group))
         return out
+
+    @property
+    def due(self) -> float:
+        return self.policy.due
+
+    def record(self) -> None:
+        self.policy.record()
 
     def flush(self, group: int) -> bool:
         return self.policy.flush(group)
@@ -93,6 +101,8 @@ def percentiles(parts: Iterable[tuple[int, list[float]]]) -> tuple[float, float]
 class AtOnce:
     """A policy that knows the actions beforehand."""
 
+    due = math.inf
+
     def __init__(self, action: Array) -> None:
         self._answer = {"action": action}
 
@@ -101,6 +111,9 @@ class AtOnce:
 
     def recv(self, group: int) -> Tree:
         return self._answer
+
+    def record(self) -> None:
+        pass
 
     def flush(self, group: int) -> bool:
         return True

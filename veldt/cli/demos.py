@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 
 from veldt.cli.parse import parse
-from veldt.demos import Demos
+from veldt.demos.set import Demos
 from veldt.experiment.memory import format_bytes
 from veldt.records.tree import Array
 

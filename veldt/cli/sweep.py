@@ -14,11 +14,14 @@ from veldt.cli.plot import Curve, draw
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.checkpoint import exclusive
 from veldt.experiment.run import Interrupted
-from veldt.experiment.sweep import Spec, Sweep, Trial, read_spec, scores, slug, table, write
+from veldt.experiment.sweep.running import Sweep
+from veldt.experiment.sweep.spec import Spec, Trial, read_spec, slug
+from veldt.experiment.sweep.table import scores, table
+from veldt.files import replace_text
 
-EXAMPLE = """Runs all settings x seeds of a file, so many at once, and makes one table and one plot of them.
+EXAMPLE = """Runs all settings x seeds of a file, several runs at a time, and makes one table and one plot of them.
 
-The same command again goes on where it stopped, and does nothing that is done. Ctrl-C lets each run write a checkpoint.
+The same command again resumes where it stopped, and skips finished runs. Ctrl-C lets each run write a checkpoint.
 
 Example: veldt sweep examples/sweeps/catch.yaml --at-once 2
 
@@ -30,23 +33,23 @@ Example: veldt sweep examples/sweeps/catch.yaml --at-once 2
     one step: {algorithm.n: 1}
     three steps: {algorithm.n: 3}
 
-Other keys: name, at_once, episodes (of the last evaluation), reach (a return: when was it reached), timeout_s (of a run),
-grid (all combinations, as in grid: {learner.lr: [1e-3, 1e-4]}).
+Other keys: name, at_once, episodes (of the last evaluation), reach (a return: report when it was reached), timeout_s (per
+run), grid (all combinations, as in grid: {learner.lr: [1e-3, 1e-4]}).
 """
 
 
 @dataclass(frozen=True)
 class Flags:
     file: tyro.conf.Positional[Path]
-    """What to run, in YAML."""
+    """The YAML file of the sweep."""
     dir: Path | None = None
-    """Where the runs, table.md and curves.png are put (default: sweeps/NAME)."""
+    """Directory for the runs, table.md and curves.png (default: sweeps/NAME)."""
     at_once: int | None = None
-    """Runs at the same time (default: at_once of the file, or 1)."""
+    """Runs at a time (default: at_once of the file, or 1)."""
     only: tuple[str, ...] = ()
-    """Run these settings alone."""
+    """Run only these settings."""
     table: bool = False
-    """Run nothing: make the table and the plot of what is there."""
+    """Run nothing; make the table and the plot of the finished runs."""
 
 
 def run(argv: list[str]) -> int:
@@ -61,42 +64,42 @@ def run(argv: list[str]) -> int:
         trial.check()
     if args.table:
         if not directory.is_dir():
-            raise UserError(f"There is no {directory} yet; leave out --table to make the runs.")
+            raise UserError(f"There is no {directory} yet; leave out --table to start the runs.")
         report(spec, trials, directory, _command(args))
         return 0
     sweep = Sweep(spec, chosen, args.at_once or spec.at_once)
     sweep.check_memory()
     _claim(directory)
     with exclusive(directory):
-        write(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
+        replace_text(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
         sweep.run()
         if sweep.interrupted:
-            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Go on with: {_command(args, again=True)}")
+            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Resume with: {_command(args, again=True)}")
             raise Interrupted(sweep.interrupted, directory)
         report(spec, trials, directory, _command(args))
     for failed in sweep.failed:
         print(f"\n{failed}")
     if sweep.failed:
-        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. To try them again: {_command(args, again=True)}")
+        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. Retry with: {_command(args, again=True)}")
     return 1 if sweep.failed else 0
 
 
 def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> None:
-    """Writes and prints the table, and draws the curves of what is finished."""
+    """Writes and prints the table, and draws the curves of the finished runs."""
     text = table(spec, scores(spec, trials), command)
-    write(directory / "table.md", text)
+    replace_text(directory / "table.md", text)
     groups: dict[str, list[Curve]] = {setting.name: [] for setting in spec.settings}
     for trial in trials:
         if trial.result(spec.episodes) is not None:
             try:
                 groups[trial.setting].append(Curve.read(trial.path))
-            except UserError:  # it has no returns: nothing was evaluated, and no episode ended
+            except UserError:  # it has no returns: there was no evaluation, and no episode ended
                 continue
     groups = {name: curves for name, curves in groups.items() if curves}
     print(f"\n{text}\nWritten to {directory / 'table.md'}", flush=True)
     if groups:
         draw(groups, directory / "curves.png")
-        print(f"Drawn in {directory / 'curves.png'}", flush=True)
+        print(f"Curves in {directory / 'curves.png'}", flush=True)
 
 
 def _only(spec: Spec, names: tuple[str, ...]) -> set[str]:
@@ -110,7 +113,7 @@ def _only(spec: Spec, names: tuple[str, ...]) -> set[str]:
 
 
 def _command(args: Flags, again: bool = False) -> str:
-    """What makes the whole of it; `again`: what was asked for now."""
+    """The command that makes the whole sweep; `again`: with --only as it was given."""
     words = ["veldt", "sweep", str(args.file)]
     words += ["--dir", str(args.dir)] if args.dir else []
     words += ["--at-once", str(args.at_once)] if args.at_once else []

@@ -1,10 +1,20 @@
-"""Environments: `make_env` turns a Gymnasium id, `module:callable` or a callable into a vector of environments that emits
-step records."""
+"""Environments that emit step records.
+
+    make.py     make_env: from a Gymnasium id, `module:callable` or a callable
+    vector.py   Envs: a vector of environments that returns step records
+    atari.py    Atari and the protocols of the papers
+    minatar.py  MinAtar from its package
+    small.py    small environments with known optima
+    recall.py   environments that need a recurrent network
+
+May import records and Gymnasium; no torch.
+"""
 
 from __future__ import annotations
 
-from veldt.envs import memory as memory  # registers the built-in environments
+from veldt.envs import recall as recall  # registers the built-in environments
 from veldt.envs import small as small  # registers the built-in environments
-from veldt.envs.vector import EnvError, EnvLike, Envs, is_atari, make_env
+from veldt.envs.make import EnvLike, is_atari, make_env
+from veldt.envs.vector import EnvError, Envs
 
 __all__ = ["EnvError", "EnvLike", "Envs", "is_atari", "make_env"]

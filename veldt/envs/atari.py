@@ -1,8 +1,8 @@
-"""Atari through ale-py's C++ vector environment: one new frame [84, 84] uint8 a step, and raw rewards.
+"""Atari through ale-py's C++ vector environment: one new frame [84, 84] uint8 per step, and raw rewards.
 
-Frames are skipped four at a time, the last two are merged by their maximum, turned to grey and shrunk to 84 x 84. What the
-papers do beyond that is here as named protocols. Stacking is the window's (`history`), clipping rewards is the loss's
-(`clip_reward`), and the loss of a life reaches the learner as discount 0 in the middle of an episode.
+An action is repeated for four frames; the last two are merged by their maximum, converted to grey and resized to 84 x 84.
+Other settings of the papers are named protocols. The window stacks frames (`history`), and the loss clips rewards
+(`clip_reward`). A lost life reaches the learner as discount 0 in the middle of an episode.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from veldt.envs.vector import RETURN_ENDS
 from veldt.errors import UserError, did_you_mean
 from veldt.records.tree import Array
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a paper plays."""
+    """The settings of a paper."""
 
-    noops: int = 30  # an episode begins with 0 ... so many frames of doing nothing
+    noops: int = 30  # an episode begins with 0 ... this many frames of no-ops
     sticky: float = 0.0  # probability that the emulator repeats the last action instead of the new one
     life_loss: bool = True  # a lost life ends the return, but not the episode
-    full_actions: bool = False  # all 18 actions, also those without a meaning in this game
+    full_actions: bool = False  # all 18 actions, even those that do nothing in this game
     max_frames: int = 108_000  # after which an episode is truncated: 30 minutes of play
     frame_skip: int = 4
 
@@ -40,7 +41,7 @@ PROTOCOLS = {
 
 
 def find_protocol(name: str) -> Protocol:
-    """No name: the one of DQN."""
+    """The protocol of this name; the default is dqn."""
     name = name or "dqn"
     if name not in PROTOCOLS:
         hint = did_you_mean(name, PROTOCOLS) or f" There are: {', '.join(PROTOCOLS)}."
@@ -49,18 +50,18 @@ def find_protocol(name: str) -> Protocol:
 
 
 class Atari(VectorEnv[Any, Any, Any]):
-    """n games of one kind, stepped in threads. `info["life_lost"]` tells where a lost life ends the return."""
+    """n copies of one game, stepped in threads. Where a lost life ends the return, `info` says so in RETURN_ENDS."""
 
     def __init__(self, env: str, n: int, protocol: Protocol, render: bool = False) -> None:
         self.protocol, self.num_envs = protocol, n
         game = str(gym.spec(env).kwargs["game"])
         self.games = _games(game, n, protocol, size=(84, 84), grey=True)
-        # A second emulator that is given the same seeds and actions shows the same game in colour and full size.
+        # A second emulator with the same seeds and actions renders the same game in colour and full size.
         self.screens = _games(game, n, protocol, size=(210, 160), grey=False) if render else None
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 60 // protocol.frame_skip}
         self.single_observation_space = spaces.Box(0, 255, (84, 84), np.uint8)
         self.single_action_space = self.games.single_action_space
-        self.info: dict[str, Array] = {}  # the emulators' last: lives, episode_frame_number
+        self.info: dict[str, Array] = {}  # the emulators' newest: lives, episode_frame_number
         self._screen: Array | None = None
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Array, dict[str, Array]]:
@@ -75,7 +76,7 @@ class Atari(VectorEnv[Any, Any, Any]):
         if self.screens is not None:
             self._screen = self.screens.step(actions)[0][:, 0]
         if self.protocol.life_loss:
-            info["life_lost"] = info["lives"] < self.info["lives"]
+            info[RETURN_ENDS] = info["lives"] < self.info["lives"]
         self.info = info
         return frames[:, 0], reward, terminated, truncated, info
 
@@ -83,7 +84,7 @@ class Atari(VectorEnv[Any, Any, Any]):
         return None if self._screen is None else tuple(self._screen)
 
     def close(self, **kwargs: Any) -> None:
-        """The emulators end when nobody holds them any more."""
+        """The emulators are closed when they are garbage collected."""
 
 
 def _games(game: str, n: int, protocol: Protocol, size: tuple[int, int], grey: bool) -> VectorEnv[Any, Any, Any]:

@@ -10,16 +10,16 @@ from typing import Any
 
 import gymnasium as gym
 
-PLOTS = ("matplotlib", "seaborn")
+PLOTTING = ("matplotlib", "seaborn")
 
 
 @contextlib.contextmanager
-def without_plots() -> Iterator[None]:
-    """The package loads 120 MB to draw with, which an actor never does; it is content to be told that there is nothing."""
-    absent: dict[str, Any] = {name: None for name in PLOTS if name not in sys.modules}
+def without_plotting() -> Iterator[None]:
+    """Hides the plotting libraries while MinAtar is imported: it works without them, and they take 120 MB of RAM."""
+    absent: dict[str, Any] = {name: None for name in PLOTTING if name not in sys.modules}
     sys.modules.update(absent)
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it says so
+    logging.disable(logging.WARNING)  # MinAtar warns that they are missing
     try:
         yield
     finally:
@@ -28,10 +28,10 @@ def without_plots() -> Iterator[None]:
             del sys.modules[name]
 
 
-class Seeded(gym.Wrapper[Any, Any, Any, Any]):
-    """A seeded reset begins anew in every respect.
+class SeededMinAtar(gym.Wrapper[Any, Any, Any, Any]):
+    """Makes a seeded reset independent of what was played before it.
 
-    The games' sticky actions may repeat an action of the episode before; without this also one from before the seed.
+    With sticky actions a game may repeat the last action of the episode before, even if the reset is seeded.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

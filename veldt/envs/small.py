@@ -1,4 +1,4 @@
-"""Small environments with known answers, registered as `veldt/Name-v0`."""
+"""Small environments with known optima, registered as `veldt/Name-v0`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = tuple[Array, float, bool, bool, dict[str, Any]]
 
 
 class Chain(gym.Env[Array, np.int64]):
-    """States 0 ... n-1 in a row; right leads on, left leads back. Reward 1 on reaching the end, which terminates.
+    """States 0 ... n-1 in a row; action 1 moves right, action 0 left. Reaching the end gives reward 1 and terminates.
 
     The optimal value of state s is gamma^(n-2-s).
     """
@@ -31,19 +31,19 @@ class Chain(gym.Env[Array, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
         self.state = 0
-        return self._see(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> Step:
         self.state = self.state + 1 if action == 1 else max(0, self.state - 1)
         done = self.state == self.n - 1
-        return self._see(), float(done), done, False, {}
+        return self._observe(), float(done), done, False, {}
 
-    def _see(self) -> Array:
+    def _observe(self) -> Array:
         return np.asarray(np.eye(self.n)[self.state], np.float32)
 
 
 class DeepSea(gym.Env[Array, np.int64]):
-    """An n x n grid that one falls through, one row a step (Osband et al. 2020). Moving right costs 0.01/n; a treasure
+    """An n x n grid in which the agent falls one row per step (Osband et al. 2020). Moving right costs 0.01/n; a treasure
     of 1 lies in the last column of the last row. Which action moves right differs from cell to cell, so undirected
     exploration finds the treasure with probability 2^-n."""
 
@@ -56,7 +56,7 @@ class DeepSea(gym.Env[Array, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
         self.row, self.column = 0, 0
-        return self._see(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> Step:
         right = action == self.right[self.row, self.column]
@@ -65,9 +65,9 @@ class DeepSea(gym.Env[Array, np.int64]):
             reward += 1.0
         self.column = min(self.n - 1, self.column + 1) if right else max(0, self.column - 1)
         self.row += 1
-        return self._see(), reward, self.row == self.n, False, {}
+        return self._observe(), reward, self.row == self.n, False, {}
 
-    def _see(self) -> Array:
+    def _observe(self) -> Array:
         cells = np.zeros(self.n * self.n, np.float32)
         if self.row < self.n:
             cells[self.row * self.n + self.column] = 1
@@ -86,22 +86,23 @@ class Catch(gym.Env[Array, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
         self.ball, self.paddle, self.row = int(self.np_random.integers(self.columns)), self.columns // 2, 0
-        return self._see(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> Step:
         self.paddle = min(max(self.paddle + int(action) - 1, 0), self.columns - 1)
         self.row += 1
         done = self.row == self.rows - 1
-        return self._see(), (1.0 if self.paddle == self.ball else -1.0) if done else 0.0, done, False, {}
+        return self._observe(), (1.0 if self.paddle == self.ball else -1.0) if done else 0.0, done, False, {}
 
-    def _see(self) -> Array:
+    def _observe(self) -> Array:
         screen = np.zeros((self.rows, self.columns), np.uint8)
         screen[self.row, self.ball] = screen[-1, self.paddle] = 255
         return screen
 
 
 class BlindCliffwalk(gym.Env[Array, np.int64]):
-    """n states; in each one of two actions leads on and the other off the cliff (Schaul et al. 2016, section 3.1).
+    """n states; in each, one of two actions leads to the next state and the other off the cliff (Schaul et al.
+    2016, section 3.1).
 
     Reward 1 after n right steps in a row, else 0; every end is terminal. Random play succeeds once in 2^n episodes. The
     value of the right action in state s is gamma^(n-1-s), of the wrong one 0.
@@ -113,30 +114,30 @@ class BlindCliffwalk(gym.Env[Array, np.int64]):
         self.action_space = spaces.Discrete(2)
 
     def right(self, state: int) -> int:
-        """The action that leads on; it alternates, so that one bias cannot solve the walk."""
+        """The action that leads to the next state; it alternates, so that a constant policy fails."""
         return state % 2
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
         self.state = 0
-        return self._see(), {}
+        return self._observe(), {}
 
     def step(self, action: np.int64) -> Step:
         if action != self.right(self.state):
             return np.zeros(self.n, np.float32), 0.0, True, False, {}
         self.state += 1
         done = self.state == self.n
-        return self._see(), float(done), done, False, {}
+        return self._observe(), float(done), done, False, {}
 
-    def _see(self) -> Array:
+    def _observe(self) -> Array:
         return np.asarray(np.eye(self.n + 1, self.n)[self.state], np.float32)
 
 
 class Counter(gym.Env[Array, np.int64]):
-    """An oracle: any one of its records can be checked alone.
+    """A test environment: every one of its records can be checked by itself.
 
     The observation is (env, episode, t, action that led here), where env is the seed it was last reset with. Rewards,
-    lengths and endings are known functions of these. Episodes have 1 to `longest` steps; some terminate, some are
+    lengths and terminations are known functions of these. Episodes have 1 to `longest` steps; some terminate, some are
     truncated.
     """
 
@@ -171,7 +172,7 @@ class Counter(gym.Env[Array, np.int64]):
 
     @staticmethod
     def length(env: int, episode: int, longest: int) -> int:
-        """Actions in an episode; one in four has but a single one."""
+        """Actions in an episode; one episode in four has a single one."""
         h = Counter.mix(env, episode, 1)
         return 1 if h % 4 == 0 else 1 + (h >> 8) % longest
 
@@ -186,7 +187,7 @@ class Counter(gym.Env[Array, np.int64]):
 
     @staticmethod
     def record(obs: Array, longest: int = 12) -> dict[str, Any]:
-        """What the step record with this observation must say."""
+        """The expected step record for this observation."""
         env, episode, t, action = (int(x) for x in obs)
         last = t == Counter.length(env, episode, longest)
         return {
@@ -198,7 +199,7 @@ class Counter(gym.Env[Array, np.int64]):
 
 
 class Spin(gym.Env[Array, np.int64]):
-    """Keeps a core busy for `ms` milliseconds a step, and says nothing: for measuring what is around it."""
+    """Keeps a core busy for `ms` milliseconds per step: for benchmarks of everything else."""
 
     def __init__(self, ms: float = 1.0) -> None:
         self.seconds = ms / 1000
@@ -210,17 +211,17 @@ class Spin(gym.Env[Array, np.int64]):
         return np.zeros(4, np.float32), {}
 
     def step(self, action: np.int64) -> Step:
-        end = time.thread_time() + self.seconds  # of work: being interrupted does not count
+        end = time.thread_time() + self.seconds  # CPU time of this thread
         while time.thread_time() < end:
             pass
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
 
-SEEN = [0, 2]  # of CartPole's observation: where the cart is, and how the pole leans
+SEEN = [0, 2]  # columns of CartPole's observation: the position of the cart and the angle of the pole
 
 
 class MaskedCartPole(CartPoleEnv):
-    """CartPole without its velocities: who does not remember cannot balance."""
+    """CartPole without velocities: a policy has to infer them from earlier observations."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
@@ -236,7 +237,7 @@ class MaskedCartPole(CartPoleEnv):
 
 
 class MaskedCartPoleVector(CartPoleVectorEnv):
-    """Many at once."""
+    """The vector version."""
 
     def __init__(self, num_envs: int = 1, max_episode_steps: int = 500) -> None:
         super().__init__(num_envs, max_episode_steps)

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from veldt.errors import UserError
-from veldt.experiment.memory import format_bytes
+from veldt.files import MANIFEST, Corrupt, fingerprint, sync_directory, write_arrays
 from veldt.records.tree import Tree
 from veldt.runtime.base import Nodes
 
@@ -38,11 +38,7 @@ FORMAT = 1
 MANIFEST_HAS = {"number": int, "nodes": dict, "learner": str, "blocks": dict, "files": dict}
 RETRIES = 10
 CHUNK = 64 * 2**20  # bytes of blocks that are copied and written at a time
-WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
-
-
-class Corrupt(Exception):
-    """A file is missing, cut short, or not what its manifest says."""
+WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Checkpoints:
             return False
         # It is there. What follows makes it easier to find and frees disk space; the next one can do that as well.
         self._saved = files
-        for tidy, what in ((_sync, self.directory), (self._point_to, final), (self._prune, final)):
+        for tidy, what in ((sync_directory, self.directory), (self._point_to, final), (self._prune, final)):
             try:
                 tidy(what)
             except OSError as error:
@@ -163,12 +159,12 @@ class Checkpoints:
                     continue
                 file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
                 aside = self.blocks / f".aside-{file['file']}"
-                file |= _write(aside, arrays)
+                file |= write_arrays(aside, arrays)
                 self._new.append(self.blocks / file["file"])
                 os.rename(aside, self._new[-1])
                 self._sound[file["file"]] = True
                 files[name].append(file)
-        _sync(self.blocks)
+        sync_directory(self.blocks)
         return files
 
     def _save_state(self, path: Path, nodes: Nodes, manifest: dict[str, Any]) -> None:
@@ -185,18 +181,18 @@ class Checkpoints:
                     weights[name.removeprefix("weights/")] = value
                 else:
                     arrays[f"{node}:{name}"] = value
-        manifest["files"] = {name: _write(path / name, x) for name, x in ((WEIGHTS, weights), (STATE, arrays))}
+        manifest["files"] = {name: write_arrays(path / name, x) for name, x in ((WEIGHTS, weights), (STATE, arrays))}
         body = json.dumps(manifest)
         with open(path / MANIFEST, "w") as file:
             file.write(f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n")
             file.flush()
             os.fsync(file.fileno())
-        _sync(path)
+        sync_directory(path)
 
     def _verify(self, path: Path) -> Checkpoint:
         manifest = self._manifest(path)
         for name, expected in manifest["files"].items():
-            if _fingerprint(path / name) != expected:
+            if fingerprint(path / name) != expected:
                 raise Corrupt(f"{name} is not what was written")
         return Checkpoint(path, manifest)
 
@@ -225,7 +221,7 @@ class Checkpoints:
         if name not in self._sound and Path(name).name != name:  # never follow a path out of the directory
             self._sound[name] = False
         if name not in self._sound:
-            found = _fingerprint(self.blocks / name)
+            found = fingerprint(self.blocks / name)
             self._sound[name] = found == {"sha256": file["sha256"], "bytes": file["bytes"]}
         return self._sound[name]
 
@@ -286,38 +282,6 @@ def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple
         at = max(at, file["stop"])
     if at < stop:
         yield at, stop
-
-
-def _write(path: Path, arrays: Tree) -> dict[str, Any]:
-    """Writes and syncs a safetensors file; returns its fingerprint."""
-    need = int(1.2 * sum(x.nbytes for x in arrays.values())) + 65536
-    free = shutil.disk_usage(path.parent).free
-    if free < need:
-        raise OSError(f"{format_bytes(need)} are needed in {path.parent}, {format_bytes(free)} are free")
-    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-    fingerprint = _fingerprint(path)
-    if fingerprint is None:
-        raise OSError(f"{path} cannot be read back")
-    return fingerprint
-
-
-def _fingerprint(path: Path) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"sha256": digest, "bytes": file.tell()}
-    except OSError:
-        return None
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import tyro
 
-from veldt.acting.policy import Explore
+from veldt.acting.exploration import Explore, LinearDecay, ladder
 from veldt.algorithms.dqn import DQN
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError, did_you_mean
@@ -54,12 +54,7 @@ class ActorConfig:
 
     def explore(self, first: int, n: int, total: int) -> Explore | Array:
         """How environments first ... first + n - 1 of all in the run explore."""
-        return self.decayed
-
-    def decayed(self, env_steps: int) -> float:
-        """Epsilon after so many env steps of the run."""
-        part = min(1.0, env_steps / max(1, self.epsilon_steps))
-        return self.epsilon + part * (self.epsilon_end - self.epsilon)
+        return LinearDecay(self.epsilon, self.epsilon_end, self.epsilon_steps)
 
     def check(self) -> None:
         at_least("actor", self, {"block": 1, "refresh": 1, "epsilon_steps": 0})
@@ -85,8 +80,7 @@ class LadderConfig:
 
     def explore(self, first: int, n: int, total: int) -> Explore | Array:
         """How environments first ... first + n - 1 of all in the run explore. One alone is in the middle of the ladder."""
-        rung = np.arange(first, first + n) / (total - 1) if total > 1 else np.full(n, 0.5)
-        return self.epsilon ** (1 + self.alpha * rung)
+        return ladder(self.epsilon, self.alpha, first, n, total)
 
     def check(self) -> None:
         at_least("actor", self, {"block": 1, "refresh": 1, "alpha": 0})

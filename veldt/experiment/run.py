@@ -26,10 +26,10 @@ import torch
 import yaml
 
 from veldt import callables
-from veldt.acting.actor import Evaluation, evaluate
+from veldt.acting.evaluator import Evaluation, evaluate
 from veldt.acting.policy import LocalPolicy
 from veldt.counters import Counters
-from veldt.demos import Demos
+from veldt.demos.set import Demos
 from veldt.envs import EnvLike, make_env
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
@@ -114,7 +114,7 @@ class Run:
         env = config.envs().spec
         epsilon = config.eval.epsilon if epsilon is None else epsilon
         policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
-        params.restore(policy.net, weights)
+        params.restore(policy.model.net, weights)
         return policy
 
     def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from veldt.experiment.run import Run
 from veldt.records.tree import Array
 from veldt.seeds import derive
 
-SMALLEST = 160  # pixels; smaller pictures are enlarged
+SMALLEST = 160  # pixels; smaller frames are enlarged
 INSTALL = "pip install 'veldt[video]'"
 
 
@@ -27,9 +28,9 @@ def check_video(path: Path) -> None:
 
 
 def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, epsilon: float | None = None) -> int:
-    """Records one greedy episode and returns how many frames it has; `epsilon` as in `Run.policy`."""
+    """Records one greedy episode and returns its number of frames; `epsilon` as in `Run.policy`."""
     check_video(path)
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws to memory, whether or not there is a display
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a display
     envs, policy = run.config.envs(1, render=True), run.policy(epsilon)
     fps = int(envs.env.metadata.get("render_fps") or 30)
     frames: list[Array] = []
@@ -45,10 +46,7 @@ def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, e
             record = envs.step(out["action"])
     finally:
         envs.close()
-    try:
-        _gif(path, frames, fps) if path.suffix == ".gif" else _mp4(path, frames, fps)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error}).") from None
+    _write(path, frames, fps)
     return len(frames)
 
 
@@ -60,30 +58,26 @@ def _frame(envs: Envs) -> Array:
     frame = rendered[0] if isinstance(rendered, list | tuple) and rendered else rendered
     if not isinstance(frame, np.ndarray):
         raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
-    if frame.dtype != np.uint8:  # MinAtar paints with numbers from 0 to 1
+    if frame.dtype != np.uint8:  # MinAtar renders floats from 0 to 1
         frame = (frame * (255 if frame.max() <= 1 else 1)).clip(0, 255).round().astype(np.uint8)
     larger = max(1, SMALLEST // min(frame.shape[:2]))
     return frame.repeat(larger, 0).repeat(larger, 1)
 
 
-def _gif(path: Path, frames: list[Array], fps: int) -> None:
+def _write(path: Path, frames: list[Array], fps: int) -> None:
+    every = 1
+    options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}  # the codec needs an even width and height
+    if path.suffix == ".gif":
+        every = max(1, round(fps / 25))  # few viewers show more than 25 frames per second
+        options = {"duration": round(1000 * every / fps), "loop": 0}
     try:
-        from PIL import Image
-    except ImportError:
-        raise UserError(f"Videos need Pillow; install it with: {INSTALL}.") from None
-    every = max(1, round(fps / 25))  # few viewers show more than 25 frames a second
-    images = [Image.fromarray(frame).quantize(32) for frame in frames[::every]]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 * every / fps), loop=0)
+        import imageio
 
-
-def _mp4(path: Path, frames: list[Array], fps: int) -> None:
-    try:
-        import imageio_ffmpeg
+        writer: Any = imageio.get_writer(path, **options)
+        with writer:
+            for frame in frames[::every]:
+                writer.append_data(frame)
     except ImportError:
-        raise UserError(f"mp4 videos need imageio-ffmpeg; install it with: {INSTALL}.") from None
-    height, width = frames[0].shape[:2]
-    writer = imageio_ffmpeg.write_frames(str(path), (width, height), fps=fps, macro_block_size=2)
-    writer.send(None)
-    for frame in frames:
-        writer.send(np.ascontiguousarray(frame))
-    writer.close()
+        raise UserError(f"Videos need imageio, imageio-ffmpeg and Pillow; install them with: {INSTALL}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error}).") from None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from veldt.acting.actor import Actor, Evaluator
+from veldt.acting.actor import Actor
+from veldt.acting.evaluator import Evaluator
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.counters import Counters

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from veldt.demos import Demos, blocks
+from veldt.demos.blocks import cut_blocks
+from veldt.demos.set import Demos
 from veldt.errors import UserError
 from veldt.experiment.memory import Size, plan_size
 from veldt.program import BLOCK_MEMORY, Program
@@ -63,7 +64,7 @@ def make_mixture(config: Any, schema: Schema, memory: BlockMemory | None = None)
     leaves = size.slots * schema.starts
     selector, seed = _make_selector(config, leaves, None), derive(config.seed, "demonstrations")
     demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed)
-    for block, _ in blocks(Demos.open(config.demos), schema, config.algorithm):
+    for block, _ in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
         demos.insert(block, None)
     return Mixture(make_replay(config, schema, memory), demos, config.demo_ratio)
 

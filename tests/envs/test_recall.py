@@ -1,4 +1,4 @@
-"""Environments that need a memory: their rules, their chance levels, and experts that reach their optima."""
+"""Environments that need a recurrent network: their rules, their chance levels, and experts that reach their optima."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 from veldt import callables
 from veldt.envs import make_env
-from veldt.envs.memory import KeyDoor, TMaze, key_door_expert, t_maze_expert
+from veldt.envs.recall import KeyDoor, TMaze, key_door_expert, t_maze_expert
 
 IDS = ("veldt/TMaze-v0", "veldt/TMazeFixed-v0", "veldt/KeyDoor-v0", "veldt/MaskedCartPole-v0")
 LEFT, RIGHT, CORRIDOR, JUNCTION = np.eye(4, dtype=np.float32)
@@ -90,7 +90,7 @@ def test_in_the_corridor_only_one_action_leads_on() -> None:
             actions.append(rng.integers(2))
             obs, reward, done, _, _ = env.step(actions[-1])
             assert not done and reward == 0 and not obs[:2].any()
-        assert actions[-1] == 0 and actions.count(0) == env.far
+        assert actions[-1] == 0 and actions.count(0) == env.distance
 
 
 @pytest.mark.parametrize("turn", [0, 1])
@@ -108,7 +108,7 @@ def test_a_turn_is_right_if_it_is_the_one_shown_whatever_was_done_before(turn: i
 @pytest.mark.parametrize("name", ["veldt/TMaze-v0", "veldt/TMazeFixed-v0"])
 def test_who_remembers_the_cue_always_turns_right(name: str) -> None:
     env = gym.make(name)
-    expert = callables.find("veldt.envs.memory:t_maze_expert")
+    expert = callables.find("veldt.envs.recall:t_maze_expert")
     assert expert is t_maze_expert
     policy = expert(env.unwrapped)
     assert all(play(env, policy, seed)[1] == 1 for seed in range(200))
@@ -143,7 +143,7 @@ def test_the_expert_solves_every_layout_in_as_few_steps_as_can_be() -> None:
     env = gym.make("veldt/KeyDoor-v0")
     game = env.unwrapped
     assert isinstance(game, KeyDoor)
-    expert = callables.find("veldt.envs.memory:key_door_expert")
+    expert = callables.find("veldt.envs.recall:key_door_expert")
     assert expert is key_door_expert
     policy, lengths = expert(game), []
     for seed in range(1_000):

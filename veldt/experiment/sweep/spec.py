@@ -1,0 +1,297 @@
+"""Spec: a sweep's file, checked, and the runs that it asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from veldt.errors import UserError, did_you_mean
+from veldt.experiment import recipes
+from veldt.experiment.config import Config
+from veldt.experiment.run import MAY_CHANGE, check_device, flat, load_config
+from veldt.topologies.stores import store_size
+
+KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
+FILES = ("sweep.yaml", "table.md", "curves.png")  # beside the directories of the settings
+MAY_DIFFER = MAY_CHANGE - {"steps", "eval.episodes"}  # settings in which a run may differ from the file
+TIMEOUT_S = 86_400.0
+LONGEST = 100  # characters of a directory's name
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    config: Config  # without the seed
+    nbytes: int  # of its store
+
+    @property
+    def slug(self) -> str:
+        return slug(self.name)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    setting: str
+    config: Config
+    path: Path  # of the run
+    nbytes: int  # of its store
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting} seed {self.config.seed}"
+
+    def beside(self, kind: str) -> Path:
+        """The file next to the run's directory: yaml, log or json."""
+        return self.path.with_name(f"{self.path.name}.{kind}")
+
+    def check(self) -> None:
+        """Raises a UserError if the directory holds a run of another config."""
+        if not (self.path / "config.yaml").exists():
+            return
+        theirs, ours = flat(load_config(self.path / "config.yaml")), flat(self.config)
+        different = [name for name in ours if theirs.get(name) != ours[name] and name not in MAY_DIFFER]
+        if different:
+            name = different[0]
+            raise UserError(
+                f"{self.path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; "
+                "delete that directory to start over, or choose another --dir."
+            )
+
+    def result(self, episodes: int) -> dict[str, Any] | None:
+        """The last evaluation of a finished run."""
+        try:
+            found: dict[str, Any] = json.loads(self.beside("json").read_text())
+            there = (self.path / "config.yaml").exists() and found["asked"] == episodes and bool(found["returns"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if there else None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A sweep's file, checked."""
+
+    name: str
+    settings: tuple[Setting, ...]
+    seeds: tuple[int, ...]
+    at_once: int = 1
+    episodes: int = 20
+    reach: float | None = None
+    timeout_s: float = TIMEOUT_S
+    plain: dict[str, Any] = field(default_factory=dict)  # the YAML values, with the name and all seeds filled in
+
+    def trials(self, directory: Path) -> list[Trial]:
+        """Every run: the first seed of all settings, then the second, ..."""
+        return [
+            Trial(s.name, dataclasses.replace(s.config, seed=seed), directory / s.slug / f"seed-{seed}", s.nbytes)
+            for seed in self.seeds
+            for s in self.settings
+        ]
+
+
+def slug(name: str) -> str:
+    """The name as the name of a directory."""
+    short = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    if len(short) > LONGEST:
+        short = f"{short[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return short
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a duplicate key is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, count in names.items():
+            if count > 1 and name != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"the key {name!r} appears twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_spec(path: Path) -> Spec:
+    """Reads and checks a sweep's file: builds all configs, and makes and closes their environments."""
+    try:
+        values = _Loader(path.read_text()).get_single_data()
+    except FileNotFoundError:
+        raise UserError(f"There is no {path}.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
+    try:
+        return _spec(values, path.stem)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _spec(values: Any, stem: str) -> Spec:
+    if not isinstance(values, dict):
+        raise UserError("A sweep's file must hold keys, such as recipe, env and seeds.")
+    for key in values:
+        if key not in KEYS:
+            hint = did_you_mean(str(key), KEYS) or f" There are: {', '.join(KEYS)}."
+            raise UserError(f"There is no key {key!r}.{hint}")
+    name, seeds, reach = str(values.get("name", stem)), _read_seeds(values.get("seeds")), values.get("reach")
+    if not slug(name):
+        raise UserError(f"name {name!r} must have a letter or a digit.")
+    return Spec(
+        name,
+        _read_settings(values),
+        seeds,
+        at_once=_integer("at_once", values.get("at_once", 1)),
+        episodes=_integer("episodes", values.get("episodes", 20)),
+        reach=None if reach is None else _number("reach", reach),
+        timeout_s=_positive("timeout_s", values.get("timeout_s", TIMEOUT_S)),
+        plain={**values, "name": name, "seeds": list(seeds)},
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # YAML reads 1e3 as a string
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{name} must be a number, not {value!r}.")
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    number = _number(name, value)
+    if number <= 0:
+        raise UserError(f"{name} must be greater than 0, not {value!r}.")
+    return number
+
+
+def _integer(name: str, value: Any) -> int:
+    number = _positive(name, value)
+    if number != int(number):
+        raise UserError(f"{name} must be an integer, not {value!r}.")
+    return int(number)
+
+
+def _read_seeds(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = list(range(value))
+    if not isinstance(value, list) or not value:
+        raise UserError("seeds must be a list such as [0, 1, 2], or the number of seeds.")
+    for seed in value:
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise UserError(f"seeds must be integers that are not negative, not {seed!r}.")
+        if value.count(seed) > 1:
+            raise UserError(f"seeds: {seed} appears twice.")
+    return tuple(value)
+
+
+def _read_settings(values: dict[str, Any]) -> tuple[Setting, ...]:
+    """Every setting with every combination of the grid."""
+    base: dict[str, Any] = {key: values[key] for key in ("recipe", "env") if key in values}
+    common = _overrides("set", values.get("set"))
+    for key in ("recipe", "env"):
+        if key in common:
+            raise UserError(f"set: {key} is a key of its own, outside of set.")
+    named = _mapping("settings", values.get("settings")) or {"": {}}
+    out: list[Setting] = []
+    for (name, own), (combination, chosen) in itertools.product(named.items(), _grid(values.get("grid")).items()):
+        own = _overrides(f"settings: {name}", own)
+        for key in own.keys() & chosen.keys():
+            raise UserError(f"settings: {name}: {key} is in the grid as well.")
+        label = ", ".join(x for x in (name, combination) if x) or str(base.get("recipe", ""))
+        out.append(_setting(label, {**base, **common, **own, **chosen}))
+    _check_slugs(out)
+    return tuple(out)
+
+
+def _setting(name: str, values: dict[str, Any]) -> Setting:
+    for key in ("recipe", "env"):
+        if key not in values:
+            raise UserError(f"{name or 'It'}: there is no {key}; set {key}: ... for this setting or for all.")
+    recipe, env = str(values.pop("recipe")), str(values.pop("env"))
+    try:
+        config = recipes.make(recipe, env, **values)
+        config.check()
+        check_device(config.device)
+        envs = config.envs()
+        envs.close()
+        config.algorithm.check(envs.spec)
+        return Setting(name, config, store_size(config, config.schema(envs.spec)).nbytes)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _check_slugs(settings: list[Setting]) -> None:
+    """Two settings cannot have one directory."""
+    taken: dict[str, str] = dict.fromkeys(FILES, "a file of the sweep")
+    for setting in settings:
+        place = setting.slug.casefold()
+        if not place:
+            raise UserError(f"settings: the name {setting.name!r} must have a letter or a digit.")
+        if place in taken:
+            raise UserError(f"settings: {setting.name!r} and {taken[place]!r} would share a directory; rename one of them.")
+        taken[place] = setting.name
+
+
+def _mapping(where: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{where} must hold names and values, not {value!r}.")
+    for name in value:
+        if not isinstance(name, str):
+            raise UserError(f"{where}: the name {name!r} must be text; put it in quotes.")
+    return value
+
+
+def _overrides(where: str, value: Any) -> dict[str, Any]:
+    """Nested names as dotted ones."""
+    out: dict[str, Any] = {}
+    for name, setting in _mapping(where, value).items():
+        inner = _overrides(f"{where}: {name}", setting) if isinstance(setting, dict) else {"": setting}
+        for key, x in inner.items():
+            dotted = f"{name}.{key}" if key else name
+            if dotted in out:
+                raise UserError(f"{where}: {dotted} appears twice.")
+            out[dotted] = x
+    if "seed" in out:
+        raise UserError(f"{where}: seed cannot be set here; list the seeds as seeds: [0, 1, 2].")
+    return out
+
+
+def _grid(value: Any) -> dict[str, dict[str, Any]]:
+    """The combinations of the grid by name; without a grid, one that changes nothing."""
+    axes = _overrides("grid", value)
+    for axis, points in axes.items():
+        if not isinstance(points, list) or not points:
+            raise UserError(f"grid: {axis} must be a list of values, not {points!r}.")
+    tails = Counter(axis.rpartition(".")[2] for axis in axes)
+    out: dict[str, dict[str, Any]] = {}
+    for combination in itertools.product(*axes.values()):
+        labels = []
+        for axis, x in zip(axes, combination, strict=True):
+            tail = axis.rpartition(".")[2]
+            labels.append(str(x) if axis in ("recipe", "env") else f"{tail if tails[tail] == 1 else axis} {_label(x)}")
+        name = ", ".join(labels)
+        if name in out:
+            raise UserError(f"grid: {name} appears twice.")
+        out[name] = dict(zip(axes, combination, strict=True))
+    return out
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return "x".join(map(_label, value))
+    if isinstance(value, float) or re.fullmatch(r"[-+]?[\d.]+[eE][-+]?\d+", str(value)):
+        return f"{float(value):g}"
+    return str(value)

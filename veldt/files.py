@@ -1,0 +1,65 @@
+"""Files that are written whole and verified when read: safetensors, their hashes, and syncing to disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from veldt.errors import UserError
+from veldt.records.tree import Tree
+
+MANIFEST = "manifest.json"
+
+
+class Corrupt(Exception):
+    """A file is missing, truncated, or differs from what its manifest says."""
+
+
+def write_arrays(path: Path, arrays: Tree) -> dict[str, Any]:
+    """Writes and syncs a safetensors file; returns its fingerprint."""
+    need = int(1.2 * sum(x.nbytes for x in arrays.values())) + 65536
+    free = shutil.disk_usage(path.parent).free
+    if free < need:
+        raise OSError(f"{need:,} bytes are needed in {path.parent}, {free:,} are free")
+    save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    written = fingerprint(path)
+    if written is None:
+        raise OSError(f"{path} cannot be read back")
+    return written
+
+
+def fingerprint(path: Path) -> dict[str, Any] | None:
+    """The sha256 and the size of a file; None if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"sha256": digest, "bytes": file.tell()}
+    except OSError:
+        return None
+
+
+def sync_directory(directory: Path) -> None:
+    """Flushes a directory to disk, so that files created or renamed in it survive a crash."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a temporary file and renames it, so that the file is the old or the new text, never a mixture."""
+    aside = path.with_name(f".aside-{path.name}")
+    try:
+        aside.write_text(text)
+        os.replace(aside, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
