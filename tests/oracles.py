@@ -223,7 +223,7 @@ class Rig:
 
     def reset(self) -> None:
         self.resets += 1
-        self.actor.reset(self.resets)
+        self.actor.resume(self.resets)
 
     def items(self) -> Iterator[tuple[int, int, int]]:
         """The place (stream, position, lane) at which the window of each item ever inserted starts."""

@@ -131,7 +131,7 @@ def test_seeds_follow_from_the_run_and_the_number() -> None:
     def begins(seed: int, number: int) -> list[float]:
         policy = Always(0)
         who = actor(policy, "CartPole-v1", seed=seed)
-        who.reset(number)
+        who.resume(number)
         who.step()
         return list(policy.sent[-1][1]["obs"].ravel())
 
@@ -156,7 +156,7 @@ def test_a_cut_ends_running_episodes_as_truncated_and_leaves_them_out_of_the_ret
     assert last["last"].all() and (last["discount"] == 1).all()
     assert who.counters.get("episodes") == 2 and set(who.lengths) == {7}
     assert policy.flushed == 2
-    who.reset(1)
+    who.resume(1)
     assert policy.resets[-1] == 0
     before = len(policy.sent)
     while len(policy.sent) == before:

@@ -703,7 +703,7 @@ def rig(window: str = "plain", env: str = "walk", policy: str = "local") -> Rig:
     actor = Actor(make, n, recorder, counters, seed=3, groups=groups)
     for life, steps in enumerate((33, 40, 17)):
         if life:
-            actor.reset(life)
+            actor.resume(life)
         for _ in range(2 * steps if policy == "batched" else steps):
             actor.step()
         while life and not actor.cut():

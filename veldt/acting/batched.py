@@ -29,6 +29,8 @@ class BatchedPolicy(Policy):
     on the device of the network.
     """
 
+    due: float = math.inf  # time.monotonic() at which the batch is run at the latest
+
     def __init__(
         self,
         algorithm: Algorithm,
@@ -49,7 +51,6 @@ class BatchedPolicy(Policy):
         self.device, self.groups, self.n, self.batch, self.wait = device, groups, n, batch, wait
         self.together = together
         self.asked: list[int] = []  # groups that wait, in the order of their rows in the batch
-        self.due = math.inf  # time.monotonic() at which the batch is run at the latest
         self._ready: dict[int, Tree] = {}
         self._refused: set[int] = set()  # groups for which `recv` returned None in this batch
         self._asks = [0] * -(-groups // together)  # by actor: groups that wait
