@@ -1040,7 +1040,7 @@ MUTANTS = [
     Mutant(
         "uint8-not-scaled",
         "Pixels reach the network as 0 ... 255.",
-        "nets/__init__.py",
+        "nets/tensors.py",
         "x.float().mul_(1 / 255)",
         "x.float().mul_(1.0)",
         (NETS + "test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are",),
@@ -1048,7 +1048,7 @@ MUTANTS = [
     Mutant(
         "dueling-without-the-mean",
         "The dueling head adds value and advantages, and does not subtract their mean.",
-        "nets/__init__.py",
+        "nets/heads.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage",
         (NETS + "test_dueling_subtracts_the_mean_over_actions",),
@@ -1056,7 +1056,7 @@ MUTANTS = [
     Mutant(
         "dueling-mean-over-the-batch",
         "The dueling head subtracts the mean over the batch, so that the values of a state depend on its batch.",
-        "nets/__init__.py",
+        "nets/heads.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage - advantage.mean(0, keepdim=True)",
         (NETS + "test_the_values_of_a_state_do_not_depend_on_its_batch_mates",),
@@ -1064,7 +1064,7 @@ MUTANTS = [
     Mutant(
         "channels-last-reshaped",
         "Images with their channels last are reshaped instead of transposed.",
-        "nets/__init__.py",
+        "nets/conv.py",
         "x.movedim(-1, -3).contiguous() if image.channels_last else x",
         "x",
         (NETS + "test_colour_images_may_have_their_channels_last",),
@@ -1266,7 +1266,7 @@ MUTANTS = [
     Mutant(
         "lstm-not-reset-inside",
         "An episode that begins inside an unroll goes on with the state that the unroll began with.",
-        "nets/__init__.py",
+        "nets/recurrent.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(s[lane] for s in (h, c))",
         (
@@ -1277,7 +1277,7 @@ MUTANTS = [
     Mutant(
         "lstm-cell-not-reset",
         "Where an episode begins only the LSTM's output is reset, not its cell.",
-        "nets/__init__.py",
+        "nets/recurrent.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(h[lane].masked_fill(fresh[:, None], 0), c[lane])",
         (SAW,),
@@ -1285,7 +1285,7 @@ MUTANTS = [
     Mutant(
         "lstm-rows-of-another-episode",
         "Rows get the outputs of the sequence before theirs.",
-        "nets/__init__.py",
+        "nets/recurrent.py",
         "number = begins.reshape(-1).cumsum() - 1",
         "number = (begins.reshape(-1).cumsum() - 2).clip(0)",
         (NETS + "test_episodes_are_sequences_of_their_own_and_every_row_is_found_again",),
@@ -1293,7 +1293,7 @@ MUTANTS = [
     Mutant(
         "lstm-runs-through-episodes",
         "An episode that begins inside an unroll goes on with the state of the one before.",
-        "nets/__init__.py",
+        "nets/recurrent.py",
         "if first is None or not first.any():\n            y: Tensor",
         "if True:\n            y: Tensor",
         (SAW,),
@@ -1301,7 +1301,7 @@ MUTANTS = [
     Mutant(
         "burn-in-not-reset",
         "The last episode of a burn-in begins with the state that the window was given.",
-        "nets/__init__.py",
+        "nets/recurrent.py",
         "(h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None])",
         "(h[None], c[None])",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1309,7 +1309,7 @@ MUTANTS = [
     Mutant(
         "burn-in-through-episodes",
         "The state after a burn-in comes from the first episode that begins in it, and runs through the others.",
-        "nets/__init__.py",
+        "nets/recurrent.py",
         "steps - 1 - first[:, ::-1].argmax(1)",
         "first.argmax(1)",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1388,23 +1388,23 @@ MUTANTS = [
         "cut-publishes-late",
         "At a checkpoint weights that were held back are published instead of the newest.",
         "learning/learner.py",
-        "self._fetched.clear()\n        self._late.clear()\n",
-        "self._fetched.clear()\n",
+        "self.feed.clear()\n        self.publisher.publish_newest(",
+        "self.feed.clear()\n        self.publisher.publish(",
         (LEARNER + "test_a_cut_publishes_the_newest_weights_and_holds_back_from_there",),
     ),
     Mutant(
         "resume-publishes-late",
         "After a resume the weights from before it are published, for as long as they are held back.",
         "learning/learner.py",
-        "        self._late.clear()\n        self._publish()\n\n\n",
-        "        self._publish()\n\n\n",
+        "self.publisher.publish_newest(self.steps)\n\n\n",
+        "self.publisher.publish(self.steps)\n\n\n",
         (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
     ),
     Mutant(
         "lagged-weights-are-the-newest",
         "Weights that are held back are a view of the learner's own.",
-        "learning/learner.py",
-        "weights._replace(vector=vector.copy())",
+        "learning/publisher.py",
+        "weights._replace(vector=weights.vector.copy())",
         "weights",
         (LEARNER + "test_published_weights_may_be_held_back",),
     ),
@@ -1544,8 +1544,8 @@ MUTANTS = [
         "stored-state-not-used",
         "Every window begins with a state of zero, stored state or not.",
         "algorithms/r2d2.py",
-        "name: x if self.stored_state else torch.zeros_like(x) for name, x in batch",
-        "name: torch.zeros_like(x) for name, x in batch",
+        "name: x if self.stored_state else torch.zeros_like(x) for name, x in starts",
+        "name: torch.zeros_like(x) for name, x in starts",
         (
             LEARNED,
             RECORDED,
@@ -1555,8 +1555,8 @@ MUTANTS = [
         "zero-state-is-the-stored-one",
         "A window that should begin with a state of zero begins with the stored one.",
         "algorithms/r2d2.py",
-        "name: x if self.stored_state else torch.zeros_like(x) for name, x in batch",
-        "name: x for name, x in batch",
+        "name: x if self.stored_state else torch.zeros_like(x) for name, x in starts",
+        "name: x for name, x in starts",
         (LEARNED,),
     ),
     Mutant(
@@ -1585,8 +1585,8 @@ MUTANTS = [
         "begun-with-an-old-target",
         "A batch that is begun early bootstraps from the target network of before a copy.",
         "learning/learner.py",
-        " and (self.steps + 1) % self.config.target_every:",
-        ":",
+        "self.target if (self.steps + 1) % self.config.target_every else None",
+        "self.target",
         ("tests/learning/test_learner.py::test_looking_ahead_draws_one_batch_early_and_changes_nothing_else",),
     ),
     Mutant(
@@ -1683,8 +1683,8 @@ MUTANTS = [
         "no-action-before-a-window",
         "At a window's first row there is no last action.",
         "algorithms/r2d2.py",
-        "torch.cat((batch.starts[TAKEN][:, None], own), 1)",
-        "torch.cat((0 * batch.starts[TAKEN][:, None], own), 1)",
+        "torch.cat((starts[TAKEN][:, None], own), 1)",
+        "torch.cat((0 * starts[TAKEN][:, None], own), 1)",
         (
             RECORDED,
             LEARNED,

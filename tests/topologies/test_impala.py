@@ -25,6 +25,7 @@ from veldt.learning.learner import Learner
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
+from veldt.storing.replay import Sample
 from veldt.storing.selectors import Fifo
 from veldt.topologies.impala import impala
 
@@ -145,14 +146,11 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
         def _update(self, loss: Any) -> bool:
             return True
 
-        def _fetch(self) -> bool:
-            fetched = super()._fetch()
-            for sample in self._fetched:
-                rows = sample.rows
-                for lane in range(len(rows["obs"])):
-                    trains = rows["valid"][lane, :-1] & ~rows["last"][lane, :-1] & rows["valid"][lane, 1:]
-                    seen.extend(tuple(x[:3].tolist()) for x in rows["obs"][lane, :-1][trains])
-            return fetched
+        def _measure_lag(self, sample: Sample) -> None:
+            rows = sample.rows
+            for lane in range(len(rows["obs"])):
+                trains = rows["valid"][lane, :-1] & ~rows["last"][lane, :-1] & rows["valid"][lane, 1:]
+                seen.extend(tuple(x[:3].tolist()) for x in rows["obs"][lane, :-1][trains])
 
     program, done = Program(), [0]
     envs = config.envs()

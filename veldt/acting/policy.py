@@ -122,7 +122,7 @@ class LocalPolicy:
         if not len(self._explored) or isinstance(self.explore, float | int):
             return {}
         lag = max(0, self.counters.get("learner_steps") - max(0, self.version))
-        name = getattr(self.algorithm, "exploration", "epsilon")  # empty: there is no such number
+        name = self.algorithm.exploration
         return {"lag_updates": float(lag)} | ({name: float(self._explored.mean())} if name else {})
 
     def state(self) -> dict[str, Any]:

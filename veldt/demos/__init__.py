@@ -626,7 +626,7 @@ def blocks(demos: Demos, schema: Schema, algorithm: Algorithm, actor: int = 0) -
     """The episodes as blocks of a run's schema. No window has steps of two episodes.
 
     What an algorithm records beside the action is zero, and so is its recurrent state (Gulcehre et al. 2020), but for what
-    it knows without a network (its `known_state`, if it has one); priorities are the largest so far. Blocks are those of
+    it knows without a network (its `known_state`); priorities are the largest so far. Blocks are those of
     `actor`, in its incarnation 0.
     """
     from veldt.acting.recorder import Recorder
@@ -664,8 +664,9 @@ class _Replayed:
     def __init__(self, schema: Schema, algorithm: Algorithm) -> None:
         columns = {**schema.layout.spec, **schema.start_layout.spec}
         self._zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in columns.items()}
-        known: Callable[..., Tree] = getattr(algorithm, "known_state", lambda action, state: {})
-        self._known_state: Callable[[Array], Tree] = functools.partial(known, state=schema.start_layout.spec)
+        self._known_state: Callable[[Array], Tree] = functools.partial(
+            algorithm.known_state, state=schema.start_layout.spec
+        )
         self._state: Tree = {}  # that is known, before the next record
         self._out: Tree | None = None
 

@@ -1,4 +1,4 @@
-"""Weights: one flat vector of a network, and the service that hands the newest around."""
+"""Weights: one flat vector of a network, and the service that hands out the newest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Params(Protocol):
 
 
 class LatestParams:
-    """Keeps the newest weights; `pull(have)` is None when those are what one has."""
+    """Keeps the newest weights; `pull(have)` is None if `have` is their version."""
 
     def __init__(self) -> None:
         self.weights: Weights | None = None
@@ -34,7 +34,7 @@ class LatestParams:
         self.weights = Weights(weights.version, vector)
 
     def pull(self, have: int) -> Weights | None:
-        # Not "newer than": a learner that was killed goes on from its last checkpoint, with an older version.
+        # Not "newer than": a restarted learner resumes from its last checkpoint, with an older version.
         if self.weights is None or self.weights.version == have:
             return None
         return self.weights
@@ -84,12 +84,12 @@ def group_slice(net: nn.Module, prefix: str) -> slice:
 
 
 def export(net: nn.Module) -> dict[str, Array]:
-    """Parameters and buffers by name, on the host; on a CPU they are the network's own memory."""
+    """Parameters and buffers by name, on the host; on a CPU they share memory with the network."""
     return {name: t.detach().cpu().numpy() for name, t in net.state_dict().items()}
 
 
 def restore(net: nn.Module, state: dict[str, Any]) -> None:
-    """Puts exported weights back, in place."""
+    """Loads exported weights, in place."""
     ours = net.state_dict()
     wrong = [name for name, x in ours.items() if name not in state or np.shape(state[name]) != tuple(x.shape)]
     if wrong:
@@ -97,3 +97,8 @@ def restore(net: nn.Module, state: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))
+
+
+def under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+    """The entries whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

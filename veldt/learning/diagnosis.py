@@ -1,0 +1,31 @@
+"""Diagnosis: what an algorithm measures on whole blocks, which windows do not show."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from veldt.algorithms.base import Algorithm, Batch
+from veldt.storing.replay import Store
+
+EVERY = 500  # updates
+BLOCKS, ROWS = 16, 2_000  # read at most
+
+
+class Diagnosis:
+    """It changes nothing: neither the weights nor the store."""
+
+    def __init__(self, algorithm: Algorithm, net: nn.Module, store: Store, device: torch.device) -> None:
+        self.algorithm, self.net, self.store, self.device = algorithm, net, store, device
+        self.metrics: dict[str, float] = {}  # the latest
+
+    def run(self) -> None:
+        self.net.eval()
+        self.metrics |= self.algorithm.diagnose(self.net, self._blocks, self.store.schema)
+        self.net.train()
+
+    def _blocks(self) -> Batch:
+        """Blocks [N, R, ...] from the oldest to the newest, and their window starts [N, S, ...]."""
+        rows, starts = self.store.some(max(1, min(BLOCKS, ROWS // self.store.schema.rows)))
+        return Batch(rows, starts, np.ones(len(rows["first"]), np.float32), self.device)
