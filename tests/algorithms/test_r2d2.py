@@ -927,7 +927,7 @@ def test_delta_q_leaves_out_windows_of_episodes_that_began_elsewhere() -> None:
     made = rig("plain", "cart")
     of, schema, blocks = made.algorithm, made.schema, all_blocks(made)
     blocks.host["first"][:] = False
-    assert of.diagnose(made.net, lambda: blocks, schema) == {}, "nobody knows their true state"
+    assert of.diagnose(made.net, lambda: blocks, schema) == {}, "their true state is unknown"
     blocks.host["first"][:, 0] = True
     blocks.host["valid"][:, schema.window.before] = False
     assert set(of.diagnose(made.net, lambda: blocks, schema)) <= {"delta_q_first", "delta_q_last"}

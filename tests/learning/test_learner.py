@@ -1,4 +1,4 @@
-"""One update after another: what it changes, what it publishes, and what it does with a loss that is not finite."""
+"""Updates: what they change, what they publish, and what happens when a loss is not finite."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_weights_are_published_at_first_and_every_so_often() -> None:
     ],
 )
 def test_published_weights_may_be_held_back(every: int, lag: int, versions: list[int]) -> None:
-    """By so many updates, and what is published then is what the weights were at that time."""
+    """Published weights are those of an earlier update, unchanged since then."""
     one = learner(Store(), publish_every=every, publish_lag=lag)
     was = {0: one.vector.numpy().copy()}
     for _ in range(7):
@@ -109,14 +109,14 @@ def test_a_cut_publishes_the_newest_weights_and_holds_back_from_there() -> None:
     one.cut()
     assert published(one)[-1].version == 5
     np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
-    told = len(published(one))
+    before = len(published(one))
     for _ in range(5):
         one.step()
-    assert [weights.version for weights in published(one)[told:]] == [5, 5, 5, 6, 7]
+    assert [weights.version for weights in published(one)[before:]] == [5, 5, 5, 6, 7]
 
 
 def test_a_restored_learner_publishes_what_was_restored() -> None:
-    """Not what was held back before, as the weights that a learner is born with."""
+    """Not the delayed weights, such as those of its own initialization."""
     one, other = learner(Store(), publish_lag=3), learner(Store(), publish_lag=3)
     for _ in range(5):
         one.step()
@@ -126,7 +126,7 @@ def test_a_restored_learner_publishes_what_was_restored() -> None:
 
 
 class Acted(Store):
-    """Its windows tell which weights acted; only the row of the first step that trains counts."""
+    """Its windows record which weights acted; only the first trained row counts."""
 
     def __init__(self, versions: list[int]) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ def test_rmsprop_is_centered_unless_it_is_told_otherwise() -> None:
     assert LearnerConfig().centered
 
 
-def test_a_reborn_learner_does_not_publish_fresh_weights() -> None:
+def test_a_restarted_learner_does_not_publish_its_initial_weights() -> None:
     first = learner(Store())
     second = Learner(DQN(hidden=(16,)), ENV, Store(), first.params, Counters(), first.config, env_steps=1_000, seed=4)
     assert not torch.equal(first.vector, second.vector) and len(published(first)) == 1
@@ -236,14 +236,14 @@ def test_a_poisoned_batch_changes_nothing_but_a_counter(
     one = learner(store, DQN(hidden=(16,), huber=huber))
     one.step(), one.step()
     before = {name: np.array(x) for name, x in one.state().items()}
-    told = len(store.updates)
+    updates = len(store.updates)
     assert one.step()
     after = one.state()
     for name, x in before.items():
         if name not in ("steps", "bad"):
             np.testing.assert_array_equal(after[name], x, err_msg=name)
     assert (one.bad, one.metrics()["skipped_updates"]) == (1, 1.0)
-    assert len(store.updates) == told, "no priorities of a poisoned batch"
+    assert len(store.updates) == updates, "no priorities of a poisoned batch"
     assert "skipped" in caplog.text and "3" in caplog.text
     one.step()
     assert not np.array_equal(one.vector.numpy(), published(one)[-2].vector)
@@ -387,7 +387,7 @@ def params_of(net: nn.Module) -> torch.Tensor:
 
 
 class Peeking(DQN):
-    """Its loss checks that what was begun on early was begun with the target network that it is learned with."""
+    """Its loss checks that what was computed ahead used the same target network."""
 
     seen: list[bool]
 
@@ -424,7 +424,7 @@ def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: 
     begin = ["sample", *["update"] * (prefetch - 1), "sample", "update"]  # before the last of the first draw is learned
     assert store.calls[: len(begin)] == begin
     assert store.calls.count("sample") == 12 // prefetch + 1 and store.calls.count("update") == 12
-    # The first has nobody before it; after each copy of the target the next begins afresh.
+    # Not for the first batch, nor for the first after each copy of the target.
     assert algorithm.seen == [step % 4 != 0 for step in range(12)]
 
 

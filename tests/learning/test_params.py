@@ -41,7 +41,7 @@ def test_backward_adds_to_one_gradient_vector() -> None:
     params.flatten(net)
     gradient = params.flatten_gradients(net)
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):  # twice: it stays the same memory, and adds up
+    for _ in range(2):  # twice: gradients add up in the same vector
         net(x).square().sum().backward()
         plain(x).square().sum().backward()
     expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])

@@ -33,14 +33,12 @@ from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
 from veldt.nets.heads import QHead
-from veldt.nets.make import features_of, torso_for, user_network
-from veldt.nets.recurrent import LSTM, recurrent_input
+from veldt.nets.make import features_of, torso_for, user_torso
+from veldt.nets.recurrent import LSTM, TAKEN, C, H, recurrent_input
 from veldt.nets.tensors import each, flat_rows, on_device
 from veldt.records.block import Schema, Window, observations, trainable
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, namespace, spec
-
-H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network's input
 
 
 class RecurrentQ(nn.Module):
@@ -177,13 +175,8 @@ class R2D2(ActionValues):
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
             return RecurrentQ(torso, features_of(torso), env.n_actions, self.lstm, self.head)
-        torso, out = user_network(self.network_from, env, self._newest, self.history)
-        if out.ndim != 2 or len(out) != 2:
-            raise UserError(
-                f"The network of {self.network_from} must map [B, ...] observations to [B, features]; "
-                f"for B = 2 it gave {list(out.shape)}."
-            )
-        return RecurrentQ(torso, out.shape[1], env.n_actions, self.lstm, self.head)
+        torso, features = user_torso(self.network_from, env, self._newest, self.history)
+        return RecurrentQ(torso, features, env.n_actions, self.lstm, self.head)
 
     def _newest(self, rows: Tensors) -> Any:
         return self._contiguous(self.observe(rows, self.history - 1))

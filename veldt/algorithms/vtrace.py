@@ -27,14 +27,13 @@ from veldt.algorithms.base import Batch, Defaults, Loss, Tensors
 from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
-from veldt.nets.make import features_of, torso_for, user_network
-from veldt.nets.recurrent import LSTM, recurrent_input
+from veldt.nets.make import features_of, torso_for, user_torso
+from veldt.nets.recurrent import LSTM, TAKEN, C, H, recurrent_input
 from veldt.nets.tensors import each, flat_rows
 from veldt.records.block import Window, check_stacked, observation, observations, trainable
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
 
-H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network's input
 MIN_RATE = 0.01  # weight of a new batch in the running mean square of value targets; the first 100 weigh the same
 
 
@@ -173,13 +172,8 @@ class VTraceActorCritic(Defaults):
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, large="impala-shallow")
             return PolicyAndValue(torso, features_of(torso), distribution, self.lstm)
-        torso, out = user_network(self.network_from, env, self._newest, self.history)
-        if out.ndim != 2 or len(out) != 2:
-            raise UserError(
-                f"The network of {self.network_from} must map [B, ...] observations to [B, features]; "
-                f"for B = 2 it gave {list(out.shape)}."
-            )
-        return PolicyAndValue(torso, out.shape[1], distribution, self.lstm)
+        torso, features = user_torso(self.network_from, env, self._newest, self.history)
+        return PolicyAndValue(torso, features, distribution, self.lstm)
 
     def _newest(self, rows: Tensors) -> Any:
         """The observations at the last row of rows [n, history, ...]."""

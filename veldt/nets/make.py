@@ -69,6 +69,16 @@ class Concat(nn.Module):
         return torch.cat([torso(x[key]) for key, torso in zip(self.keys, self.torsos, strict=True)], 1)
 
 
+def user_torso(name: str, env: EnvSpec, observe: Callable[[dict[str, Tensor]], Any], history: int) -> tuple[nn.Module, int]:
+    """The torso that `module:callable` makes, and the number of its features."""
+    torso, out = user_network(name, env, observe, history)
+    if out.ndim != 2 or len(out) != 2:
+        raise UserError(
+            f"The network of {name} must map [B, ...] observations to [B, features]; for B = 2 it gave {list(out.shape)}."
+        )
+    return torso, out.shape[1]
+
+
 def features_of(torso: nn.Module) -> int:
     """The width of a torso's output."""
     assert isinstance(torso.features, int), torso

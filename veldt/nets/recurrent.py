@@ -10,6 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from veldt.nets.tensors import on_device
 from veldt.records.tree import Array
 
+H, C, TAKEN = "state/h", "state/c", "state/taken"  # recorded columns: the LSTM's state, and the last action as its input
+
 
 class LSTM(nn.Module):
     """A recurrent core whose state is reset to zero where an episode begins: [B, T, inputs] -> [B, T, size].
