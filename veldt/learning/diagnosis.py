@@ -17,12 +17,13 @@ class Diagnosis:
     """It changes nothing: neither the weights nor the store."""
 
     def __init__(self, algorithm: Algorithm, net: nn.Module, store: Store, device: torch.device) -> None:
-        self.algorithm, self.net, self.store, self.device = algorithm, net, store, device
+        self.net, self.store, self.device = net, store, device
+        self._diagnose = algorithm.diagnose
         self.metrics: dict[str, float] = {}  # the latest
 
     def run(self) -> None:
         self.net.eval()
-        self.metrics |= self.algorithm.diagnose(self.net, self._blocks, self.store.schema)
+        self.metrics |= self._diagnose(self.net, self._blocks, self.store.schema)
         self.net.train()
 
     def _blocks(self) -> Batch:

@@ -28,8 +28,9 @@ class Feed:
         device: torch.device,
         ahead: bool,  # begin the next batch while the learner works on this one
     ) -> None:
-        self.store, self.algorithm, self.size, self.prefetch, self.device = store, algorithm, size, prefetch, device
+        self.store, self.size, self.prefetch, self.device = store, size, prefetch, device
         self.spent = {"sample": 0.0}  # seconds that the learner waited
+        self._ahead = algorithm.ahead
         self._samples: deque[Sample] = deque()
         self._prepared: tuple[Sample, Batch] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -90,7 +91,7 @@ class Feed:
         with torch.cuda.stream(self._stream):
             batch = self._batch(sample).move()
             if target is not None:
-                batch.ahead = self.algorithm.ahead(target, batch)
+                batch.ahead = self._ahead(target, batch)
         self._prepared = sample, batch
 
     def _batch(self, sample: Sample) -> Batch:

@@ -39,7 +39,7 @@ class LearnerConfig:
     batch: int = 64
     """Items in one update."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
-    """rmsprop is that of the papers, with epsilon inside the square root."""
+    """rmsprop is the papers' one, with epsilon inside the square root."""
     lr: float = 1e-3
     """Learning rate."""
     anneal: bool = False
@@ -59,11 +59,11 @@ class LearnerConfig:
     publish_every: int = 4
     """Updates between two publications of the weights."""
     publish_lag: int = 0
-    """Updates by which published weights are delayed, to study lag; a checkpoint publishes the newest."""
+    """Updates that published weights are behind on purpose, to see what lag does; a checkpoint publishes the newest."""
     bfloat16: bool = False
-    """Compute convolutions in bfloat16: faster on a GPU, and less exact."""
+    """Convolutions are computed in bfloat16: faster on a GPU, and less exact."""
     prefetch: int = 1
-    """Batches in one draw from the store; priorities are written back that much later."""
+    """Batches drawn from the store at once; priorities come back that much later."""
     trim_every: int = 100
     """Updates between two trims of the store to its capacity."""
 
