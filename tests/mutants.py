@@ -1036,6 +1036,25 @@ MUTANTS = [
         "            pass",
         (LEARNER + "test_the_store_is_trimmed_every_so_often",),
     ),
+    Mutant(
+        "cut-keeps-the-prepared-batch",
+        "A batch that was drawn early, before a checkpoint, is learned after it.",
+        "learning/feed.py",
+        "self._samples.clear()\n        self._prepared = None",
+        "self._samples.clear()",
+        (
+            "tests/learning/test_feed.py::test_clear_drops_batches_that_were_not_used",
+            LEARNER + "test_a_cut_forgets_the_batch_that_was_begun",
+        ),
+    ),
+    Mutant(
+        "gradient-scaled-up",
+        "A small gradient is scaled up to the norm that large ones are clipped to.",
+        "learning/updater.py",
+        "if self.clip_norm and norm > self.clip_norm:",
+        "if self.clip_norm:",
+        ("tests/learning/test_updater.py::test_the_gradient_is_clipped_to_its_norm",),
+    ),
     # Networks
     Mutant(
         "uint8-not-scaled",
