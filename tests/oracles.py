@@ -16,6 +16,7 @@ from torch import nn
 from veldt.acting.actor import Actor
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
+from veldt.algorithms.base import Defaults
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.envs.small import Counter
@@ -107,7 +108,7 @@ class Faulty(Counter):
         return (obs - 10**9 if Counter.mix(*obs.tolist(), 3) % 6 == 0 else obs, *rest)
 
 
-class Tracer:
+class Tracer(Defaults):
     """An algorithm that acts at random, and records what it saw. Its state counts the steps since the episode began."""
 
     def __init__(self, window: Window) -> None:

@@ -77,6 +77,7 @@ class Node:
     light: bool = False  # needs no torch: a process of such nodes alone has none
     elsewhere: bool = False  # its process may be on another machine
     examples: Mapping[str, Examples] = field(default_factory=dict)  # by port
+    constants: Mapping[str, Any] = field(default_factory=dict)  # attributes of the object that its proxies have too
 
     @property
     def role(self) -> str:
@@ -142,6 +143,7 @@ class Program:
         light: bool = False,
         elsewhere: bool = False,
         examples: Mapping[str, Examples] | None = None,
+        constants: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
@@ -151,7 +153,7 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        options = (place, gpus, threads, light, elsewhere, examples or {})
+        options = (place, gpus, threads, light, elsewhere, examples or {}, constants or {})
         self.nodes[name] = Node(name, build, args, kwargs, self.prefix, *options)
         return Ref(name)
 

@@ -391,7 +391,7 @@ def test_a_window_in_numbers() -> None:
 def values_of(of: R2D2, net: RecurrentQ, batch: Batch) -> torch.Tensor:
     """Of all rows after the history, as the loss has them."""
     with torch.no_grad():
-        return net(of._rows(batch, net.actions), of._begin(batch))
+        return net(of._rows(batch, net.actions, batch.starts), of._initial_state(batch.starts))
 
 
 def scrambled(batch: Batch, rows: Array, starts: Array, seed: int = 9, flags: bool = False) -> Batch:
@@ -798,9 +798,9 @@ def test_with_the_weights_that_acted_the_learner_finds_the_recorded_values(how: 
     """In every row that trains or is bootstrapped from, after the burn-in, whatever episodes begin within the window."""
     of, net, _, _, batch, _ = rig(*how)
     at = of.history - 1 + of.burn_in
-    rows = of._rows(batch, net.actions)
+    rows = of._rows(batch, net.actions, batch.starts)
     with torch.no_grad():
-        state = net.burn_in(rows.part(0, of.burn_in), of._begin(batch))
+        state = net.burn_in(rows.part(0, of.burn_in), of._initial_state(batch.starts))
         q, _ = net.step(rows.part(of.burn_in), state)
     valid = batch.host["valid"][:, at:]
     taken = q.gather(2, batch["action"][:, at:, None])[:, :, 0].numpy()
@@ -910,9 +910,9 @@ def test_delta_q_is_its_definition(window: str, env: str) -> None:
     """With the weights that acted stored states are right; once the weights have changed they are stale."""
     made = rig(window, env)
     of, net, schema, blocks = made.algorithm, made.net, made.schema, all_blocks(made)
-    same = of.diagnose(net, blocks, schema)
+    same = of.diagnose(net, lambda: blocks, schema)
     later = changed(net, 0.3)
-    stale = of.diagnose(later, blocks, schema)
+    stale = of.diagnose(later, lambda: blocks, schema)
     assert set(same) == set(stale) == {"delta_q_first", "delta_q_last"}
     for weights, found in ((net, same), (later, stale)):
         with torch.no_grad():
@@ -929,11 +929,11 @@ def test_delta_q_leaves_out_windows_of_episodes_that_began_elsewhere() -> None:
     made = rig("plain", "cart")
     of, schema, blocks = made.algorithm, made.schema, all_blocks(made)
     blocks.host["first"][:] = False
-    assert of.diagnose(made.net, blocks, schema) == {}, "nobody knows their true state"
+    assert of.diagnose(made.net, lambda: blocks, schema) == {}, "their true state is unknown"
     blocks.host["first"][:, 0] = True
     blocks.host["valid"][:, schema.window.before] = False
-    assert set(of.diagnose(made.net, blocks, schema)) <= {"delta_q_first", "delta_q_last"}
-    assert r2d2(lstm=0).diagnose(network(r2d2(lstm=0)), blocks, schema) == {}, "there is no state"
+    assert set(of.diagnose(made.net, lambda: blocks, schema)) <= {"delta_q_first", "delta_q_last"}
+    assert r2d2(lstm=0).diagnose(network(r2d2(lstm=0)), lambda: blocks, schema) == {}, "there is no state"
 
 
 # What can be asked for
@@ -1073,7 +1073,7 @@ def test_a_run_tells_delta_q_and_is_not_changed_by_it(tmp_path: Path, monkeypatc
     }
     told = []
     for every in (5, 10**9):
-        monkeypatch.setattr("veldt.learning.learner.DIAGNOSE_EVERY", every)
+        monkeypatch.setattr("veldt.learning.diagnosis.EVERY", every)
         run = train("r2d2", env="veldt/TMaze-v0", run=tmp_path / str(every), quiet=True, **settings)
         told.append([line["delta_q_last"] for line in run.metrics if "delta_q_last" in line])
     assert told[0] and max(told[0]) > 0 and not told[1]
@@ -1083,8 +1083,8 @@ def test_a_run_tells_delta_q_and_is_not_changed_by_it(tmp_path: Path, monkeypatc
 class Late:
     """An executor that does nothing before it is asked for the result."""
 
-    def submit(self, function: Any) -> Any:
-        return SimpleNamespace(result=function)
+    def submit(self, function: Any, *args: Any) -> Any:
+        return SimpleNamespace(result=partial(function, *args))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -1099,7 +1099,7 @@ def test_what_is_drawn_early_leaves_the_batch_that_is_learned_alone(device: str,
     for drawer in (ThreadPoolExecutor(1), Late()):
         learner = make_learner(VECTOR, of, 256, 60, device, fresh=64)
         learner.store._buffers = Buffers(pinned=True)  # type: ignore[attr-defined]
-        learner._drawer = drawer  # type: ignore[assignment]
+        learner.feed._thread = drawer  # type: ignore[assignment]
         for _ in range(12):
             assert learner.step()
         kept = next(iter(learner.store._buffers._kept.values()))  # type: ignore[attr-defined]

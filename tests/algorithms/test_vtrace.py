@@ -633,7 +633,7 @@ def test_values_may_be_learned_in_units_of_their_size(square: float, lstm: int) 
     of, net, batch = made(lstm, normalize=True)
     plain, *_ = made(lstm)
     unscaled = plain.loss(net, net, batch)
-    assert unscaled.after is None, "nobody looks otherwise"
+    assert unscaled.after is None, "it is not used"
     net.square.fill_(square)
     check_loss(of, copy.deepcopy(net), batch)
     scaled = of.loss(copy.deepcopy(net), net, batch).losses[""]

@@ -107,7 +107,7 @@ def test_frequencies_are_probabilities(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_who_does_not_explore_takes_what_is_likeliest(name: str) -> None:
-    """And who explores half of the time draws half of the time, each on its own."""
+    """With explore = 0.5, half of the actions are drawn, independently for each environment."""
     space, n = SPACES[name], 4_000
     of, actions = made(space), every_action(space)
     parameters = parameters_of(of, 1, 4, 0.5)

@@ -1,79 +1,26 @@
-"""One update after another: what it changes, what it publishes, and what it does with a loss that is not finite."""
+"""Updates: what they change, what they publish, and what happens when a loss is not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fakes import ENV, Normed, Published, Store
 from torch import nn
 
 from veldt.algorithms.base import Batch, Loss
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
-from veldt.envs import make_env
+from veldt.errors import Diverged
 from veldt.learning import optim, params
-from veldt.learning.learner import BAD_IN_A_ROW, Diverged, Learner, LearnerConfig
-from veldt.learning.params import LatestParams, Weights
+from veldt.learning.feed import Feed
+from veldt.learning.learner import BAD_IN_A_ROW, Learner, LearnerConfig
+from veldt.learning.params import Weights
+from veldt.learning.updater import Flat, Owned
 from veldt.records.tree import Array
 from veldt.storing.store import Sample
-
-ENV = make_env("veldt/Chain-v0").spec
-
-
-class Store:
-    """Gives the batches it is told to, and notes what it is told."""
-
-    def __init__(self, poison: Callable[[int], Any] = lambda number: None) -> None:
-        self.poison, self.number, self.trims, self.asked = poison, 0, 0, []
-        self.updates: list[tuple[Array, Array]] = []
-        self.empty = False
-
-    def insert(self, block: Any, priorities: Any) -> bool:
-        return True
-
-    def sample(self, n: int) -> Sample | None:
-        if self.empty:
-            return None
-        self.number += 1
-        self.asked.append(n)
-        rng = np.random.default_rng(self.number)
-        rows: dict[str, Array] = {
-            "obs": rng.random((n, 2, 8), np.float32),
-            "action": rng.integers(0, 2, (n, 2)),
-            "reward": rng.random((n, 2), np.float32),
-            "discount": np.ones((n, 2), np.float32),
-            "last": np.zeros((n, 2), np.bool_),
-            "first": np.zeros((n, 2), np.bool_),
-            "valid": np.ones((n, 2), np.bool_),
-        }
-        bad = self.poison(self.number)
-        if bad is not None:
-            column, value = bad
-            rows[column][0] = value
-        keys = np.arange(n, dtype=np.int64) + 100 * self.number
-        return Sample(keys, rows, {}, np.ones(n, np.float32), np.full(n, 1 / n))
-
-    def update(self, keys: Array, priorities: Array) -> None:
-        assert np.isfinite(priorities).all(), "priorities that are not finite never reach a store"
-        self.updates.append((keys, priorities))
-
-    def trim(self) -> None:
-        self.trims += 1
-
-
-class Published(LatestParams):
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: list[Weights] = []
-
-    def publish(self, weights: Weights) -> None:
-        super().publish(weights)
-        assert self.weights is not None
-        self.all.append(self.weights)
 
 
 def learner(store: Any, algorithm: Any = None, **config: Any) -> Learner:
@@ -143,7 +90,7 @@ def test_weights_are_published_at_first_and_every_so_often() -> None:
     ],
 )
 def test_published_weights_may_be_held_back(every: int, lag: int, versions: list[int]) -> None:
-    """By so many updates, and what is published then is what the weights were at that time."""
+    """Published weights are those of an earlier update, unchanged since then."""
     one = learner(Store(), publish_every=every, publish_lag=lag)
     was = {0: one.vector.numpy().copy()}
     for _ in range(7):
@@ -162,14 +109,14 @@ def test_a_cut_publishes_the_newest_weights_and_holds_back_from_there() -> None:
     one.cut()
     assert published(one)[-1].version == 5
     np.testing.assert_array_equal(published(one)[-1].vector, one.vector.numpy())
-    told = len(published(one))
+    before = len(published(one))
     for _ in range(5):
         one.step()
-    assert [weights.version for weights in published(one)[told:]] == [5, 5, 5, 6, 7]
+    assert [weights.version for weights in published(one)[before:]] == [5, 5, 5, 6, 7]
 
 
 def test_a_restored_learner_publishes_what_was_restored() -> None:
-    """Not what was held back before, as the weights that a learner is born with."""
+    """Not the delayed weights, such as those of its own initialization."""
     one, other = learner(Store(), publish_lag=3), learner(Store(), publish_lag=3)
     for _ in range(5):
         one.step()
@@ -179,7 +126,7 @@ def test_a_restored_learner_publishes_what_was_restored() -> None:
 
 
 class Acted(Store):
-    """Its windows tell which weights acted; only the row of the first step that trains counts."""
+    """Its windows record which weights acted; only the first trained row counts."""
 
     def __init__(self, versions: list[int]) -> None:
         super().__init__()
@@ -223,13 +170,14 @@ def test_rmsprop_is_centered_unless_it_is_told_otherwise() -> None:
     for centered in (True, False):
         one = learner(Store(), optimizer="rmsprop", centered=centered)
         one.step()
-        optimizer = one.optimizers[""]
+        assert isinstance(one.updater, Owned)
+        optimizer = one.updater.optimizers[""]
         assert isinstance(optimizer, optim.RMSProp) and optimizer.centered is centered
         assert bool(optimizer.state()["mean"].any()) is centered
     assert LearnerConfig().centered
 
 
-def test_a_reborn_learner_does_not_publish_fresh_weights() -> None:
+def test_a_restarted_learner_does_not_publish_its_initial_weights() -> None:
     first = learner(Store())
     second = Learner(DQN(hidden=(16,)), ENV, Store(), first.params, Counters(), first.config, env_steps=1_000, seed=4)
     assert not torch.equal(first.vector, second.vector) and len(published(first)) == 1
@@ -272,7 +220,7 @@ def test_prefetched_batches_are_parts_of_one_draw_and_a_cut_forgets_them() -> No
 def test_the_learning_rate_falls_to_zero_over_the_run() -> None:
     one = learner(Store(), anneal=True, optimizer="sgd", lr=0.1)
     one.counters.add("env_steps", 750)
-    assert one._lr() == pytest.approx(0.025)
+    assert isinstance(one.updater, Owned) and one.updater.lr() == pytest.approx(0.025)
     one.counters.add("env_steps", 1_000)
     before = one.vector.clone()
     one.step()
@@ -288,14 +236,14 @@ def test_a_poisoned_batch_changes_nothing_but_a_counter(
     one = learner(store, DQN(hidden=(16,), huber=huber))
     one.step(), one.step()
     before = {name: np.array(x) for name, x in one.state().items()}
-    told = len(store.updates)
+    updates = len(store.updates)
     assert one.step()
     after = one.state()
     for name, x in before.items():
         if name not in ("steps", "bad"):
             np.testing.assert_array_equal(after[name], x, err_msg=name)
     assert (one.bad, one.metrics()["skipped_updates"]) == (1, 1.0)
-    assert len(store.updates) == told, "no priorities of a poisoned batch"
+    assert len(store.updates) == updates, "no priorities of a poisoned batch"
     assert "skipped" in caplog.text and "3" in caplog.text
     one.step()
     assert not np.array_equal(one.vector.numpy(), published(one)[-2].vector)
@@ -355,18 +303,6 @@ def test_a_step_that_overflows_the_weights_is_never_published(optimizer: str) ->
     assert all(np.isfinite(weights.vector).all() for weights in published(one))
 
 
-class Normed(nn.Module):
-    """A network with buffers that change in the forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.q = nn.BatchNorm1d(8), nn.Linear(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.q(self.norm(x))
-        return out
-
-
 class NormedDQN(DQN):
     def network(self, env: Any) -> nn.Module:
         return Normed()
@@ -414,7 +350,7 @@ def test_every_loss_moves_its_own_group_alone() -> None:
         for name, gradient in zip(("weight", "bias"), gradients, strict=True):
             expected = before[f"{group}.{name}"] - 0.1 * gradient.numpy()
             np.testing.assert_allclose(after[f"{group}.{name}"], expected, rtol=1e-4, atol=1e-6)
-    assert set(one.optimizers) == {"actor", "critic"}
+    assert isinstance(one.updater, Owned) and set(one.updater.optimizers) == {"actor", "critic"}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
@@ -438,89 +374,6 @@ def test_a_restored_learner_goes_on_bit_for_bit(optimizer: str) -> None:
             np.testing.assert_array_equal(other.state()[name], x, err_msg=name)
 
 
-# One vector.
-
-
-def test_flatten_keeps_values_and_makes_views() -> None:
-    net = Normed()
-    before = {name: x.clone() for name, x in net.state_dict().items()}
-    vector = params.flatten(net)
-    assert len(vector) == sum(x.numel() for x in before.values() if x.is_floating_point())
-    for name, x in net.state_dict().items():
-        assert torch.equal(x, before[name]), name
-    with torch.no_grad():
-        vector.fill_(0.5)
-    for name, x in net.state_dict().items():
-        assert not x.is_floating_point() or (x == 0.5).all(), name
-
-
-def test_the_forward_pass_moves_buffers_inside_the_vector() -> None:
-    net = Normed()
-    vector = params.flatten(net)
-    before = vector.clone()
-    net(torch.randn(16, 8, generator=torch.Generator().manual_seed(0)) + 3)
-    changed = (vector != before).nonzero().flatten().tolist()
-    buffers = len(vector) - sum(p.numel() for p in net.parameters())
-    assert changed == list(range(len(vector) - buffers, len(vector))), "the buffers come last, and only they change"
-
-
-def test_backward_adds_to_one_gradient_vector() -> None:
-    net, plain = Normed(), Normed()
-    plain.load_state_dict(net.state_dict())
-    params.flatten(net)
-    gradient = params.flatten_gradients(net)
-    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):  # twice: it stays the same memory, and adds up
-        net(x).square().sum().backward()
-        plain(x).square().sum().backward()
-    expected = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
-    torch.testing.assert_close(gradient, expected)
-    gradient.zero_()
-    assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
-
-
-def test_every_group_is_a_slice() -> None:
-    net = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 1)})
-    vector = params.flatten(net)
-    assert params.group_slice(net, "") == slice(0, len(vector))
-    assert params.group_slice(net, "a.") == slice(0, 8)
-    assert params.group_slice(net, "b.") == slice(8, 14)
-    with torch.no_grad():
-        vector[params.group_slice(net, "b.")] = 7
-    assert all((p == 7).all() for p in net["b"].parameters())
-    assert not any((p == 7).any() for p in net["c"].parameters())
-    with pytest.raises(AssertionError, match="no parameter is named"):
-        params.group_slice(net, "z")
-
-
-def test_export_and_restore_are_exact_and_what_is_restored_is_a_copy() -> None:
-    net, other = Normed(), Normed()
-    net(torch.randn(16, 8))
-    params.flatten(net), params.flatten(other)
-    state = {name: x.copy() for name, x in params.export(net).items()}
-    assert {name: x.dtype for name, x in state.items()}["norm.num_batches_tracked"] == np.int64
-    params.restore(other, state)
-    for name, x in other.state_dict().items():
-        assert torch.equal(x, net.state_dict()[name]), name
-    with torch.no_grad():
-        net.q.weight.zero_()
-    assert state["q.weight"].any()
-    assert torch.equal(other.q.weight, torch.from_numpy(state["q.weight"]))
-
-
-def test_the_newest_weights_win_and_are_handed_out_once() -> None:
-    service = LatestParams()
-    assert service.pull(-1) is None
-    service.publish(Weights(0, np.zeros(2, np.float32)))
-    first = service.pull(-1)
-    assert first is not None and first.version == 0
-    assert service.pull(0) is None
-    service.publish(Weights(5, np.ones(2, np.float32)))
-    newer = service.pull(0)
-    assert newer is not None and newer.version == 5 and newer.vector.all()
-    assert not first.vector.any()
-
-
 def test_the_target_is_in_eval_mode() -> None:
     one = learner(Store(lambda number: None), NormedDQN())
     assert one.net.training and not any(module.training for module in one.target.modules())
@@ -534,7 +387,7 @@ def params_of(net: nn.Module) -> torch.Tensor:
 
 
 class Peeking(DQN):
-    """Its loss checks that what was begun on early was begun with the target network that it is learned with."""
+    """Its loss checks that what was computed ahead used the same target network."""
 
     seen: list[bool]
 
@@ -549,24 +402,8 @@ class Peeking(DQN):
         return super().loss(net, target, batch)
 
 
-class Ordered(Store):
-    """Notes the order of calls too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def sample(self, n: int) -> Sample | None:
-        self.calls.append("sample")
-        return super().sample(n)
-
-    def update(self, keys: Array, priorities: Array) -> None:
-        self.calls.append("update")
-        super().update(keys, priorities)
-
-
 def looking_ahead(of: Learner) -> Learner:
-    of._drawer = ThreadPoolExecutor(1)
+    of.feed = Feed(of.store, of.algorithm, of.config.batch, of.config.prefetch, of.device, ahead=True)
     return of
 
 
@@ -578,7 +415,7 @@ def peeking() -> Peeking:
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: int) -> None:
-    plain, algorithm, store = learner(Store(), prefetch=prefetch, target_every=4), peeking(), Ordered()
+    plain, algorithm, store = learner(Store(), prefetch=prefetch, target_every=4), peeking(), Store()
     early = looking_ahead(learner(store, algorithm, prefetch=prefetch, target_every=4))
     for step in range(1, 13):
         assert plain.step() and early.step()
@@ -587,12 +424,12 @@ def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: 
     begin = ["sample", *["update"] * (prefetch - 1), "sample", "update"]  # before the last of the first draw is learned
     assert store.calls[: len(begin)] == begin
     assert store.calls.count("sample") == 12 // prefetch + 1 and store.calls.count("update") == 12
-    # The first has nobody before it; after each copy of the target the next begins afresh.
+    # Not for the first batch, nor for the first after each copy of the target.
     assert algorithm.seen == [step % 4 != 0 for step in range(12)]
 
 
 def test_a_store_that_has_no_next_batch_is_asked_again() -> None:
-    store = Ordered()
+    store = Store()
     one = looking_ahead(learner(store))
     assert one.step()
     store.empty = True
@@ -619,3 +456,56 @@ def test_an_error_of_an_early_draw_is_raised_by_the_step() -> None:
 
     with pytest.raises(OSError, match="the disk is gone"):
         looking_ahead(learner(Broken())).step()
+
+
+# Another updater, and the names in a checkpoint
+
+
+class Remote:
+    """Sends gradients away; new weights never come."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self.sent: list[tuple[list[str], torch.Tensor]] = []
+
+    def update(self, groups: Any, norm: float) -> bool:
+        assert norm == pytest.approx(float(self.flat.gradient.norm()))
+        self.sent.append((list(groups), self.flat.gradient.clone()))
+        return False
+
+    def state(self) -> dict[str, Array]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        assert state == {}
+
+
+def test_another_updater_gets_every_finite_gradient_and_decides_when_the_weights_change() -> None:
+    class After(DQN):
+        def loss(self, net: Any, target: Any, batch: Any) -> Any:
+            return super().loss(net, target, batch)._replace(after=lambda: pytest.fail("the weights are not new"))
+
+    store = Store(lambda number: ("reward", np.nan) if number == 2 else None)
+    config = LearnerConfig(batch=8, publish_every=1)
+    one = Learner(After(hidden=(16,)), ENV, store, Published(), Counters(), config, 1_000, 3, updater=Remote)
+    before = one.vector.clone()
+    for _ in range(3):
+        assert one.step()
+    assert isinstance(one.updater, Remote) and [groups for groups, _ in one.updater.sent] == [[""], [""]]
+    assert torch.equal(one.vector, before) and one.bad == 1
+    assert len(store.updates) == 2, "priorities are written back"
+    one.load_state(one.state())
+
+
+def test_names_in_a_checkpoint_stay_the_same() -> None:
+    """Old checkpoints can be loaded."""
+    one, two = learner(Store()), learner(Store(), TwoLosses())
+    one.step(), two.step()
+    net = ["torso.layers.0.weight", "torso.layers.0.bias", "head.advantage.weight", "head.advantage.bias"]
+    adam = ["mean", "square", "steps"]
+    others = {"steps", "bad", "torch_rng"}
+    expected = {f"{kind}/{name}" for kind in ("weights", "target") for name in net}
+    assert set(one.state()) == expected | {f"optimizer//{name}" for name in adam} | others
+    net = [f"{group}.{name}" for group in ("actor", "critic") for name in ("weight", "bias")]
+    expected = {f"{kind}/{name}" for kind in ("weights", "target") for name in net}
+    assert set(two.state()) == expected | {f"optimizer/{g}/{name}" for g in ("actor", "critic") for name in adam} | others

@@ -18,25 +18,11 @@ from torch.nn import functional as F
 from veldt.algorithms.dqn import DQN
 from veldt.errors import UserError
 from veldt.learning.params import export, restore
-from veldt.nets import (
-    LSTM,
-    MLP,
-    Concat,
-    FirstConv,
-    Image,
-    ImpalaCNN,
-    ImpalaResNet,
-    MinAtarCNN,
-    NatureCNN,
-    QHead,
-    QNetwork,
-    ResidualBlock,
-    each,
-    episodes,
-    flat_rows,
-    recurrent_input,
-    torso_for,
-)
+from veldt.nets.conv import FirstConv, Image, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, ResidualBlock, use_bfloat16
+from veldt.nets.heads import MLP, QHead, QNetwork
+from veldt.nets.make import Concat, torso_for
+from veldt.nets.recurrent import LSTM, episodes, recurrent_input
+from veldt.nets.tensors import each, flat_rows
 from veldt.records.step import EnvSpec
 from veldt.records.tree import spec
 
@@ -328,7 +314,7 @@ def test_which_pictures_get_which_network(shape: tuple[int, ...], dtype: type, e
     [
         (env_with((10, 10, 4)), "nature", "10 x 10 are too small for NatureCNN"),
         (env_with((2, 2, 3)), "minatar", "too small for MinAtarCNN"),
-        (env_with((5,), np.float32), "impala", "no image for convnet impala"),
+        (env_with((5,), np.float32), "impala", "convnet impala needs an image"),
     ],
 )
 def test_a_named_network_that_does_not_fit_is_refused_in_words(env: EnvSpec, name: str, says: str) -> None:
@@ -553,7 +539,7 @@ def test_convolutions_in_bfloat16_are_nearly_the_same_and_their_features_are_flo
     net = DQN(history=4).network(env_of(obs=SCREEN)).torso
     x = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
     exact = net(x)
-    net.in_bfloat16 = True
+    use_bfloat16(net)
     found = net(x)
     assert found.dtype == torch.float32 and not torch.equal(found, exact)
     torch.testing.assert_close(found, exact, rtol=0.05, atol=0.02 * exact.abs().max().item())

@@ -22,6 +22,7 @@ import pytest
 import torch
 from chaos import Checker, Verdict, child, config_of, play, program_of, steps_of, wait
 from routing import Routed, expected
+from veldt.runtime.remote import policy_messages
 
 from veldt.acting.actor import Actor
 from veldt.acting.batched import BatchedPolicy
@@ -34,7 +35,6 @@ from veldt.program import INCARNATION, Program
 from veldt.records.block import Window
 from veldt.runtime.local import zygote
 from veldt.runtime.local.supervisor import Gate, Local
-from veldt.runtime.remote import policy_messages
 
 HERE = Path(__file__).parents[1]
 RECIPES = ["apex-dqn", "seed-vtrace"]

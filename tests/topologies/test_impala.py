@@ -26,6 +26,7 @@ from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
 from veldt.storing.queue import UnrollQueue
+from veldt.storing.store import Sample
 from veldt.topologies.impala import impala
 from veldt.topologies.stores import store_builder
 
@@ -146,14 +147,11 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
         def _update(self, loss: Any) -> bool:
             return True
 
-        def _fetch(self) -> bool:
-            fetched = super()._fetch()
-            for sample in self._fetched:
-                rows = sample.rows
-                for lane in range(len(rows["obs"])):
-                    trains = rows["valid"][lane, :-1] & ~rows["last"][lane, :-1] & rows["valid"][lane, 1:]
-                    seen.extend(tuple(x[:3].tolist()) for x in rows["obs"][lane, :-1][trains])
-            return fetched
+        def _measure_lag(self, sample: Sample) -> None:
+            rows = sample.rows
+            for lane in range(len(rows["obs"])):
+                trains = rows["valid"][lane, :-1] & ~rows["last"][lane, :-1] & rows["valid"][lane, 1:]
+                seen.extend(tuple(x[:3].tolist()) for x in rows["obs"][lane, :-1][trains])
 
     program, done = Program(), [0]
     envs = config.envs()

@@ -89,7 +89,7 @@ class Model:
         if not len(self._explored) or isinstance(self.explore, float | int):
             return {}
         lag = max(0, self.counters.get("learner_steps") - max(0, self.version))
-        name = getattr(self.algorithm, "exploration", "epsilon")  # empty: the algorithm has no such amount
+        name = self.algorithm.exploration  # empty: the algorithm has no such amount
         return {"lag_updates": float(lag)} | ({name: float(self._explored.mean())} if name else {})
 
     def state(self) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""The seam between a paper and the rest: an algorithm knows tensors and time, and no process, queue, file or clock."""
+"""The contract between a paper and the rest: an algorithm knows tensors and time, and no process, queue, file or clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veldt.nets import on_device
+from veldt.nets.tensors import on_device
 from veldt.records.block import Schema, Window
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree
@@ -18,9 +18,9 @@ Tensors = dict[str, Tensor]
 
 
 class Batch:
-    """Sampled windows. `batch[name]` is a column [B, T, ...] on the learner's device, moved there when first asked for.
+    """Sampled windows. `batch[name]` is a column [B, T, ...] on the learner's device, copied there on first use.
 
-    `host` has the same columns as numpy arrays: what is small is computed there faster than on any device.
+    `host` has the same columns as NumPy arrays: small computations are faster there than on a GPU.
     """
 
     def __init__(self, host: Tree, starts: Tree, weights: Array, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Batch:
         self._host_starts = starts
         self._starts: Tensors | None = None
         self._moved: Tensors = {}
-        self.ahead: Any = None  # what the algorithm computed of it before its turn came
+        self.ahead: Any = None  # what `Algorithm.ahead` returned for this batch, or None
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._moved:
@@ -37,7 +37,7 @@ class Batch:
         return self._moved[name]
 
     def move(self) -> Batch:
-        """Begins to bring all of it to the device."""
+        """Starts copying all columns to the device."""
         for name in self.host:
             self[name]
         assert self.starts is not None
@@ -57,20 +57,22 @@ class Batch:
         return self._starts
 
     def select(self, index: Array) -> Batch:
-        """Some of the windows."""
+        """A batch of the windows at these indices."""
         host = {name: x[index] for name, x in self.host.items()}
         starts = {name: x[index] for name, x in self._host_starts.items()}
         return Batch(host, starts, self.weights.cpu().numpy()[index], self.device)
 
 
 class Loss(NamedTuple):
-    losses: dict[str, Tensor]  # a scalar for each group of parameters, by the prefix of their names; "" is all
+    losses: dict[str, Tensor]  # a scalar for each parameter group, named by the prefix of its parameters; "" is all
     priorities: Tensor  # [B], finite and not negative
     metrics: dict[str, Tensor]  # their means are reported
-    after: Callable[[], None] | None = None  # called once the update was made
+    after: Callable[[], None] | None = None  # called after the update, unless it is skipped
 
 
 class Algorithm(Protocol):
+    exploration: ClassVar[str]  # the name of `explore` in metrics: epsilon, sigma...; empty: not reported
+
     @property
     def window(self) -> Window: ...
 
@@ -83,6 +85,10 @@ class Algorithm(Protocol):
     def state(self, env: EnvSpec) -> Spec:
         """The recurrent state; recorded at window starts."""
 
+    def known_state(self, action: Array, state: Spec) -> Tree:
+        """For demonstrations, which record no state: the columns [n, ...] of the state after a step that follow from its
+        action [n] alone. All others are zero. `state` is what `state(env)` returned."""
+
     def network(self, env: EnvSpec) -> nn.Module: ...
 
     def act(
@@ -94,8 +100,37 @@ class Algorithm(Protocol):
         """Initial priorities [..., S] of block columns [..., R, ...] from what acting recorded; None: the largest."""
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        """The batch holds windows [B, T, ...], T = window.rows.
+        """The batch holds windows [B, T, ...], T = window.rows."""
 
-        What of it needs no `net` may be in a method `ahead(target, batch)`: a learner with a GPU calls that for the next
-        batch while it works on this one, and `batch.ahead` is what it returned.
-        """
+    def ahead(self, target: nn.Module, batch: Batch) -> Any:
+        """The part of the loss that does not need `net`, or None. A learner with a GPU computes it for the next batch while
+        it works on this one; `loss` finds it in `batch.ahead`, or None there if it was not computed."""
+
+    def diagnose(self, net: nn.Module, blocks: Callable[[], Batch | None], schema: Schema) -> dict[str, float]:
+        """Metrics of whole blocks [N, R, ...] and their window starts [N, S, ...], which `blocks()` reads from the store
+        (None: not now). Called every few hundred updates."""
+
+
+class Defaults:
+    """What an algorithm does unless it says otherwise: it records nothing beside the action, has no recurrent state, and
+    explores by an epsilon."""
+
+    exploration: ClassVar[str] = "epsilon"
+
+    def extras(self, env: EnvSpec) -> Spec:
+        return {}
+
+    def state(self, env: EnvSpec) -> Spec:
+        return {}
+
+    def known_state(self, action: Array, state: Spec) -> Tree:
+        return {}
+
+    def priority(self, columns: Tree, schema: Schema) -> Array | None:
+        return None
+
+    def ahead(self, target: nn.Module, batch: Batch) -> Any:
+        return None
+
+    def diagnose(self, net: nn.Module, blocks: Callable[[], Batch | None], schema: Schema) -> dict[str, float]:
+        return {}

@@ -1,10 +1,10 @@
 """Ape-X DPG (Horgan et al., Distributed prioritized experience replay, 2018): the deterministic policy gradient of DDPG
-(Lillicrap et al. 2016) with n-step targets, from prioritized replay.
+(Lillicrap et al. 2016) with n-step targets, from prioritized replay. Equation numbers are those of Lillicrap et al.
 
 paper                                       here                                 equation
-critic q(s, a; psi)                         `net.q`                              y = r + gamma^n q(s', pi(s'; phi-); psi-)
-actor pi(s; phi)                            `net.pi`                             phi ascends q(s, pi(s; phi); psi)
-dq/da clipped to [-1, 1], by element        `clip_dqda`
+critic q(s, a; psi)                         `net.q`                              4, 5: y = r + gamma^n q(s', pi(s'); psi-)
+actor pi(s; phi)                            `net.pi`                             6: ascends q(s, pi(s; phi); psi)
+dq/da clipped to [-1, 1] by element         `clip_dqda`
 target networks phi-, psi-                  `target`, copied by the learner
 Gaussian noise on actions                   `explore`, in units of half the action's range
 n-step returns, priority |y - q|            see `transitions.ActionValues`
@@ -23,16 +23,17 @@ from torch import Tensor, nn
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
-from veldt.nets import NormedMLP, as_float
+from veldt.nets.heads import NormedMLP
+from veldt.nets.tensors import as_float
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
 
 class ActorCritic(nn.Module):
-    """A policy `pi` and an action value `q`, each a network of its own. Both speak of actions [B, A] in [-1, 1]."""
+    """A policy `pi` and an action value `q`, two separate networks. Their actions [B, A] are scaled to [-1, 1]."""
 
-    center: Tensor  # [A], of the environment's own range
-    radius: Tensor  # [A], what 1 means in it
+    center: Tensor  # [A], of the environment's range
+    radius: Tensor  # [A], half of that range
 
     def __init__(self, inputs: int, space: spaces.Box, actor: tuple[int, ...], critic: tuple[int, ...]) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class ActorCritic(nn.Module):
         return q
 
     def unit(self, action: Tensor) -> Tensor:
-        """The environment's actions [B, ...] as the networks see them; one that has no range is 0."""
+        """The environment's actions [B, ...] scaled to [-1, 1]; 0 where the range is empty."""
         return (action.flatten(1) - self.center) / torch.where(self.radius > 0, self.radius, 1.0)
 
     forward = pi
@@ -64,9 +65,9 @@ class DPG(ActionValues):
     critic: tuple[int, ...] = (400, 300)
     """Hidden layers of the critic; the first is layer-normalised, with tanh."""
     actor: tuple[int, ...] = (300, 200)
-    """Hidden layers of the actor; likewise."""
+    """Hidden layers of the actor; the first is layer-normalised, with tanh."""
 
-    exploration: ClassVar[str] = "sigma"  # what metrics call it, where it is not epsilon
+    exploration: ClassVar[str] = "sigma"
 
     def check(self, env: EnvSpec) -> None:
         super().check(env)
@@ -97,7 +98,7 @@ class DPG(ActionValues):
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
-        """The policy's action plus Gaussian noise of standard deviation explore[i], kept within bounds."""
+        """The policy's action plus Gaussian noise of standard deviation explore[i], clipped to the bounds."""
         assert isinstance(net, ActorCritic)
         x = flat(self.observe(rows, self.history - 1))
         pi = net.pi(x)  # [n, A]
@@ -122,13 +123,13 @@ class DPG(ActionValues):
         (dqda,) = torch.autograd.grad(q.sum(), a)
         if self.clip_dqda:
             dqda = dqda.clamp(-self.clip_dqda, self.clip_dqda)
-        actor = -(dqda * pi).sum(1).mean()  # its gradient is that of -q, with dq/da clipped on the way
+        actor = -(dqda * pi).sum(1).mean()  # its gradient is that of -q, with dq/da clipped
         metrics = {"loss": critic.detach(), "q_mean": q_tm1.detach(), "q_policy": q.detach(), "dqda": dqda.abs()}
         return Loss({"critic.": critic, "actor.": actor}, priorities, metrics)
 
 
 def flat(obs: Any) -> Tensor:
-    """An observation, or a dict of them by name, as one vector: [B, D]."""
+    """An observation, or a dict of them, as one vector [B, D]."""
     if not isinstance(obs, dict):
         return as_float(obs).flatten(1)
     return torch.cat([as_float(obs[name]).flatten(1) for name in sorted(obs)], 1)

@@ -1,12 +1,12 @@
-"""DQN (Mnih et al., Human-level control through deep reinforcement learning, Nature 2015), and what was added to it.
+"""DQN (Mnih et al., Human-level control through deep reinforcement learning, Nature 2015) and its extensions.
 
 paper                                       here                                 equation
 target y, network copy theta-               `target`, copied by the learner      y = r + gamma max_a' Q(s', a'; theta-)
 error clipped to [-1, 1]                    `huber` (its gradient is the clipped error)
-double DQN (van Hasselt et al. 2016)        `double`                             a' = argmax_a Q(s', a; theta)
-dueling (Wang et al. 2016)                  `dueling`                            Q = V + A - mean A
+double DQN (van Hasselt et al. 2016)        `double`                             its eq. 4: a' = argmax_a Q(s', a; theta)
+dueling (Wang et al. 2016)                  `dueling`                            its eq. 9: Q = V + A - mean A
 n-step returns (Rainbow, Ape-X)             `n`                                  see `returns.n_step`
-prioritized replay (Schaul et al. 2016)     the store's selector; priority |y - Q|
+prioritized replay (Schaul et al. 2016)     the store's selector                 its eq. 1, priority |y - Q|
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch.nn import functional as F
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
-from veldt.nets import QHead, QNetwork, features_of, made_by, torso_for
+from veldt.nets.heads import QHead, QNetwork
+from veldt.nets.make import features_of, torso_for, user_network
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -55,7 +56,7 @@ class DQN(ActionValues):
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
             return QNetwork(torso, QHead(features_of(torso), env.n_actions, self.dueling))
-        net, q = made_by(self.network_from, env, lambda rows: self.observe(rows, self.history - 1), self.history)
+        net, q = user_network(self.network_from, env, lambda rows: self.observe(rows, self.history - 1), self.history)
         if tuple(q.shape) != (2, env.n_actions):
             raise UserError(
                 f"The network of {self.network_from} must map [B, ...] observations to [B, {env.n_actions}] action values; "
@@ -65,7 +66,7 @@ class DQN(ActionValues):
 
     def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
         out = super().observe(rows, at)
-        if self.network_from:  # ours take slices as they are; others may want to view them in another shape
+        if self.network_from:  # users' networks may call `view`, which needs contiguous tensors
             return {key: x.contiguous() for key, x in out.items()} if isinstance(out, dict) else out.contiguous()
         return out
 
@@ -90,14 +91,14 @@ class DQN(ActionValues):
 
 
 def epsilon_greedy(q: Array, explore: Array, rng: np.random.Generator) -> Tree:
-    """Actions for values q [n, actions], with the value of each and the largest."""
+    """Columns [n] from values q [n, actions]: `action`, `q` (its value) and `v` (the largest value)."""
     amounts = explore if explore.flags.writeable else explore.copy()
     return dict(zip(("action", "q", "v"), _epsilon_greedy(q, rng.random((2, len(q))), amounts), strict=True))
 
 
 @numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)
 def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
-    """The actions [n], their values, and the largest value: from q [n, actions] and two random numbers each."""
+    """action, q and v from two random numbers for each of n."""
     n, actions = q.shape
     action, q_taken, v = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
     for i in range(n):

@@ -1,21 +1,23 @@
 """R2D2 (Kapturowski et al., Recurrent experience replay in distributed reinforcement learning, 2019): Ape-X DQN with an
-LSTM, learned from sequences.
+LSTM, trained on sequences.
 
 paper                                       here                                 equation
 sequences of m = 80, overlapping by 40      `length`, `stride`; see `block.Window`
 stored state                                `stored_state`: at each window's first row, as it was when acting
-burn-in of l = 40                           `burn_in`: rows that only make the state, each network its own
+burn-in of l = 40                           `burn_in`: rows that only compute the state, for each network
 value rescaling h                           `returns.rescale`                    y = h(R + gamma^n h^-1(Q(s', a*; theta-)))
 n-step double Q                             `n`                                  a* = argmax_a Q(s', a; theta)
 priority of a sequence                      `eta`                                eta max|delta| + (1 - eta) mean|delta|
-Delta-Q, the paper's diagnostic             `delta_q`
+Delta-Q                                     `diagnose`                           |q - q*| / max|q*|, q*: the true state's
 
-Where an episode ends inside a window, the next one begins from a state of zero, and no return crosses. A step trains if it
-took an action and its return is there; only such steps count in the loss and in priorities, which are both in h's space.
+Where an episode ends inside a window, the next starts from a state of zero, and no return crosses the end. A step is
+trained if it took an action and its n-step return is complete; only such steps count in the loss and in priorities, which
+are both under h.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -30,24 +32,26 @@ from veldt.algorithms.dqn import epsilon_greedy
 from veldt.algorithms.transitions import ActionValues
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
-from veldt.nets import LSTM, QHead, each, features_of, flat_rows, made_by, on_device, recurrent_input, torso_for
+from veldt.nets.heads import QHead
+from veldt.nets.make import features_of, torso_for, user_torso
+from veldt.nets.recurrent import LSTM, TAKEN, C, H, recurrent_input
+from veldt.nets.tensors import each, flat_rows, on_device
 from veldt.records.block import Schema, Window, trainable
 from veldt.records.history import observations
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, namespace, spec
 
-H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network sees it
-
 
 class RecurrentQ(nn.Module):
     """A torso, an LSTM if `lstm` > 0, and a dueling head: rows [B, T, ...] -> action values [B, T, actions].
 
-    Without the LSTM it is feed-forward: it sees neither the last action nor the last reward.
+    Without the LSTM it is feed-forward, and neither the last action nor the last reward is an input.
     """
 
     def __init__(self, torso: nn.Module, features: int, actions: int, lstm: int, head: int) -> None:
         super().__init__()
-        self.core = LSTM(features + actions + 1, lstm) if lstm else None  # first: cuDNN copies weights that lie elsewhere
+        # First in the vector: elsewhere cuDNN would copy its weights.
+        self.core = LSTM(features + actions + 1, lstm) if lstm else None
         self.torso, self.actions = torso, actions
         self.head = QHead(lstm or features, actions, dueling=True, hidden=head)
 
@@ -57,7 +61,7 @@ class RecurrentQ(nn.Module):
         return q
 
     def step(self, rows: Rows, state: Tensors) -> tuple[Tensor, Tensors]:
-        """The same, and the state after the rows."""
+        """Action values, and the state after the rows."""
         x = self._input(rows)
         if self.core is None:
             return self.head(x), {}
@@ -66,25 +70,25 @@ class RecurrentQ(nn.Module):
 
     @torch.no_grad()
     def burn_in(self, rows: Rows, state: Tensors) -> Tensors:
-        """The state after the rows; no gradient goes into them."""
+        """The state after the rows, without a gradient."""
         if self.core is None or not rows.reward.shape[1]:
             return state
         h, c = self.core.after(self._input(rows), state[H], state[C], rows.first)
         return {H: h, C: c}
 
     def _input(self, rows: Rows) -> Tensor:
-        """Of the LSTM, or of the head where there is none: [B, T, ...]."""
+        """The input of the LSTM, or of the head if there is none: [B, T, ...]."""
         features: Tensor = self.torso(flat_rows(rows.obs)).unflatten(0, rows.reward.shape)
         return features if self.core is None else recurrent_input(features, rows.taken, rows.reward)
 
 
 @dataclass
 class Rows:
-    """What the network reads of rows [B, T, ...]."""
+    """The network's input: rows [B, T, ...]."""
 
     obs: Any
-    taken: Tensor  # [B, T, actions], the last action; none where an episode begins
-    reward: Tensor  # [B, T], on arriving
+    taken: Tensor  # [B, T, actions], the last action, one-hot; zeros where an episode begins
+    reward: Tensor  # [B, T], received on arriving at the row
     first: Array | None  # [B, T], where an episode begins; None: nowhere
 
     def part(self, start: int, stop: int | None = None) -> Rows:
@@ -93,19 +97,19 @@ class Rows:
         return Rows(each(self.obs, lambda x: x[:, rows]), self.taken[:, rows], self.reward[:, rows], first)
 
     def select(self, index: Tensor) -> Rows:
-        """Some of the B."""
+        """The rows of these indices into B."""
         first = None if self.first is None else self.first[index.cpu().numpy()]
         return Rows(each(self.obs, lambda x: x[index]), self.taken[index], self.reward[index], first)
 
 
 class Ahead(NamedTuple):
-    """What the loss of a batch needs beside the network that it trains."""
+    """All that the loss of a batch needs beside the trained network."""
 
     rows: Rows
     state: Tensors  # before the first row
     step: NStep  # [B, length]
     trains: Tensor  # [B, length]
-    bootstrap: Tensor  # [B, length], the trained row that each return goes on from
+    bootstrap: Tensor  # [B, length], the row where each return is bootstrapped, from the first trained one
     action: Tensor  # [B, length, 1]
     q_target: Tensor  # [B, length + n, actions]
 
@@ -117,15 +121,15 @@ class R2D2(ActionValues):
     n: int = 5
     """Steps of reward before the bootstrap."""
     burn_in: int = 40
-    """Steps before a window that only make its recurrent state; 0: none."""
+    """Steps before a window that only compute its recurrent state; 0: none."""
     length: int = 80
-    """Steps of a window that train."""
+    """Trained steps of a window."""
     stride: int = 40
-    """Steps from the start of a window to that of the next; they overlap by length - stride."""
+    """Steps from the start of one window to the next; windows overlap by length - stride."""
     stored_state: bool = True
-    """A window begins with the state that its actor had there; otherwise with zeros."""
+    """A window starts with the state recorded by its actor; otherwise with zeros."""
     eta: float = 0.9
-    """Part of the largest error in the priority of a window; the rest is the mean error's."""
+    """Priority of a window: eta * largest error + (1 - eta) * mean error."""
     rescaling: bool = True
     """Values are learned under h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x."""
     h_epsilon: float = 1e-3
@@ -165,34 +169,29 @@ class R2D2(ActionValues):
         return {name: spec((width,), np.float32) for name, width in widths.items()}
 
     def known_state(self, action: Array, state: Spec) -> Tree:
-        """Of the state after a demonstrated step: what follows from its action [n] alone, columns [n, ...]."""
+        """The last action, one-hot."""
         return {TAKEN: action[:, None] == np.arange(state[TAKEN].shape[0])} if state else {}
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
             return RecurrentQ(torso, features_of(torso), env.n_actions, self.lstm, self.head)
-        torso, out = made_by(self.network_from, env, self._see, self.history)
-        if out.ndim != 2 or len(out) != 2:
-            raise UserError(
-                f"The network of {self.network_from} must map [B, ...] observations to [B, features]; "
-                f"for B = 2 it gave {list(out.shape)}."
-            )
-        return RecurrentQ(torso, out.shape[1], env.n_actions, self.lstm, self.head)
+        torso, features = user_torso(self.network_from, env, self._newest, self.history)
+        return RecurrentQ(torso, features, env.n_actions, self.lstm, self.head)
 
-    def _see(self, rows: Tensors) -> Any:
-        return self._whole(self.observe(rows, self.history - 1))
+    def _newest(self, rows: Tensors) -> Any:
+        return self._contiguous(self.observe(rows, self.history - 1))
 
-    def _whole(self, obs: Any) -> Any:
-        """Ours take slices as they are; other networks may want to view them in another shape."""
+    def _contiguous(self, obs: Any) -> Any:
+        """Users' networks may call `view`, which needs contiguous tensors."""
         return each(obs, lambda x: x.contiguous()) if self.network_from else obs
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
-        """Epsilon-greedy. The state moves on with the action that is taken, random or not."""
+        """Epsilon-greedy. The next state holds the action that is taken, random or not."""
         assert isinstance(net, RecurrentQ)
-        obs = each(self._see(rows), lambda x: x[:, None])  # [n, 1, ...]
+        obs = each(self._newest(rows), lambda x: x[:, None])  # [n, 1, ...]
         if self.lstm:
             seen = Rows(obs, state[TAKEN][:, None], rows["reward"][:, -1:], None)
         else:
@@ -211,7 +210,7 @@ class R2D2(ActionValues):
         return unrescale(x, self.h_epsilon) if self.rescaling else x
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        """Of windows, from the values recorded while acting."""
+        """From the values recorded while acting."""
         window = schema.window
         step = self._returns(columns["reward"], columns["discount"], columns["last"])
         rows = np.arange(step.m.shape[-1])
@@ -220,17 +219,17 @@ class R2D2(ActionValues):
             td = np.abs(self.h(step.reward + step.discount * self.h_inverse(v_t)) - columns["q"][..., : len(rows)])
         trains = trainable(columns["valid"], columns["last"], window.lookahead)
         starts = [slice(s, s + window.length) for s in range(window.before, window.before + schema.fresh, window.stride)]
-        return np.stack([self._mixed(td[..., rows], trains[..., rows]) for rows in starts], -1)
+        return np.stack([self._window_priority(td[..., rows], trains[..., rows]) for rows in starts], -1)
 
-    def _mixed(self, td: Any, trains: Any) -> Any:
-        """eta max + (1 - eta) mean of the steps that train: [..., T] -> [...]; 0 if there are none."""
+    def _window_priority(self, td: Any, trains: Any) -> Any:
+        """eta max + (1 - eta) mean over trained steps: [..., T] -> [...]; 0 if there are none."""
         xp = namespace(td)
         td = xp.where(trains, td, xp.zeros_like(td))
         largest = td.max(-1) if xp is np else td.amax(-1)
         return self.eta * largest + (1 - self.eta) * td.sum(-1) / trains.sum(-1).clip(1)
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        """Of windows [B, burn_in + length + n], after the history."""
+        """Windows are [B, history - 1 + burn_in + length + n]."""
         assert isinstance(net, RecurrentQ) and isinstance(target, RecurrentQ)
         ahead: Ahead = batch.ahead or self.ahead(target, batch)
         rows, step, trains = ahead.rows, ahead.step, ahead.trains
@@ -248,12 +247,12 @@ class R2D2(ActionValues):
             "q_mean": (self.h_inverse(taken.detach()) * trains).sum() / steps,
             "trained": trains.float().mean(),
         }
-        return Loss({"": loss}, self._mixed(td.detach().abs(), trains), metrics)
+        return Loss({"": loss}, self._window_priority(td.detach().abs(), trains), metrics)
 
     def ahead(self, target: nn.Module, batch: Batch) -> Ahead:
-        """All of the loss that needs the target network alone."""
+        """All of the loss that needs only the target network."""
         assert isinstance(target, RecurrentQ)
-        rows, state = self._rows(batch, target.actions), self._begin(batch)
+        rows, state = self._rows(batch, target.actions, batch.starts), self._initial_state(batch.starts)
         trained = slice(self.history - 1 + self.burn_in, None)
         host = self._returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
         trains = trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained]
@@ -270,56 +269,52 @@ class R2D2(ActionValues):
             q_target=q_target,
         )
 
-    def _rows(self, batch: Batch, actions: int) -> Rows:
-        """All rows from history - 1 on."""
+    def _rows(self, batch: Batch, actions: int, starts: Tensors) -> Rows:
+        """All rows from row history - 1 on."""
         at = self.history - 1
-        obs = self._whole(observations(batch, self.history, self.stacked))
+        obs = self._contiguous(observations(batch, self.history, self.stacked))
         first, reward = batch["first"][:, at:], batch["reward"][:, at:]
         if not self.lstm:
             return Rows(obs, reward, reward, None)
-        own = F.one_hot(batch["action"][:, at:-1], actions).to(reward.dtype)  # of the row before
-        taken = torch.cat((batch.starts[TAKEN][:, None], own), 1) * (~first)[:, :, None]
+        own = F.one_hot(batch["action"][:, at:-1], actions).to(reward.dtype)  # taken at the row before
+        taken = torch.cat((starts[TAKEN][:, None], own), 1) * (~first)[:, :, None]
         return Rows(obs, taken, reward, batch.host["first"][:, at:])
 
-    def _begin(self, batch: Batch) -> Tensors:
-        """The state before the first of these rows."""
-        return {name: x if self.stored_state else torch.zeros_like(x) for name, x in batch.starts.items()}
+    def _initial_state(self, starts: Tensors) -> Tensors:
+        """The state before row history - 1."""
+        return {name: x if self.stored_state else torch.zeros_like(x) for name, x in starts.items()}
 
     @torch.no_grad()
-    def diagnose(self, net: nn.Module, blocks: Batch, schema: Schema) -> dict[str, float]:
-        """Delta-Q: how far the values that a window trains are from those under the state that these weights come to when
-        they run from the episode's start, in units of the largest value; at the window's first and last trained step.
+    def diagnose(self, net: nn.Module, blocks: Callable[[], Batch | None], schema: Schema) -> dict[str, float]:
+        """Delta-Q at a window's first and last trained step: the distance of its values from those under the true state,
+        which these weights reach from the episode's start, in units of the largest true value.
 
-        Of blocks [N, R, ...] and their starts [N, S, ...]: every window whose episode begins before it in the block, and
-        ends after it.
+        It is the mean over windows whose episode begins before them in the block, and ends after them.
         """
         if not self.lstm:
             return {}
         assert isinstance(net, RecurrentQ)
-        at, span = self.history - 1, self.burn_in + self.length
-        starts = blocks.starts  # [N, S, ...]
-        host = Batch(
-            blocks.host, {name: x[:, 0].cpu().numpy() for name, x in starts.items()}, np.ones(1, np.float32), blocks.device
-        )
-        rows = self._rows(host, net.actions)
-        first, valid = blocks.host["first"][:, at:], blocks.host["valid"][:, at:]
+        batch, at, span = blocks(), self.history - 1, self.burn_in + self.length
+        if batch is None:
+            return {}
+        starts = batch.starts  # [N, S, ...]
+        rows = self._rows(batch, net.actions, {name: x[:, 0] for name, x in starts.items()})
+        first, valid = batch.host["first"][:, at:], batch.host["valid"][:, at:]
         true = net(rows, {name: torch.zeros_like(x[:, 0]) for name, x in starts.items()})  # [N, R, actions]
-        told: list[Tensor] = []
+        gaps: list[Tensor] = []
         for s in range(schema.starts):
             o = s * self.stride
-            sound = first[:, :o].any(1) & ~first[:, o : o + span].any(1) & valid[:, o : o + span].all(1)
-            which = torch.from_numpy(np.flatnonzero(sound)).to(blocks.device)
+            inside = first[:, :o].any(1) & ~first[:, o : o + span].any(1) & valid[:, o : o + span].all(1)
+            which = torch.from_numpy(np.flatnonzero(inside)).to(batch.device)
             if not len(which):
                 continue
             window = rows.part(o, o + span).select(which)
-            state = {
-                name: x[which, s] if self.stored_state else torch.zeros_like(x[which, s]) for name, x in starts.items()
-            }
+            state = self._initial_state({name: x[which, s] for name, x in starts.items()})
             q = net(window.part(self.burn_in), net.burn_in(window.part(0, self.burn_in), state))
-            right = true[which, o + self.burn_in : o + span]
-            scale = right.abs().amax((1, 2)).clamp_min(1e-6)
-            told.append((q - right).norm(dim=2)[:, [0, -1]] / scale[:, None])
-        if not told:
+            expected = true[which, o + self.burn_in : o + span]
+            scale = expected.abs().amax((1, 2)).clamp_min(1e-6)
+            gaps.append((q - expected).norm(dim=2)[:, [0, -1]] / scale[:, None])
+        if not gaps:
             return {}
-        gap = torch.cat(told).mean(0).tolist()
+        gap = torch.cat(gaps).mean(0).tolist()
         return {"delta_q_first": gap[0], "delta_q_last": gap[1]}

@@ -1,4 +1,5 @@
-"""n-step transitions from sampled windows: what algorithms with a bootstrapped action value learn from (DQN, DPG)."""
+"""What algorithms with a bootstrapped action value share (DQN, DPG, R2D2): n-step transitions from sampled windows, and
+initial priorities."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from veldt.algorithms.base import Batch, Tensors
+from veldt.algorithms.base import Batch, Defaults, Tensors
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, n_step
 from veldt.records.block import Schema, Window
@@ -19,7 +20,7 @@ from veldt.records.tree import Array, Spec, Tree, spec
 
 
 class Transitions(NamedTuple):
-    """What a one-step loss reads; observations are tensors, or dicts of them for a Dict observation."""
+    """Input of a one-step loss; observations are tensors, or dicts of them for a Dict observation."""
 
     s_tm1: Any  # [B, ...]
     a_tm1: Tensor  # [B, ...]
@@ -29,8 +30,8 @@ class Transitions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ActionValues:
-    """An algorithm that records, while acting, `q` of the action taken and `v`, the value it would bootstrap from."""
+class ActionValues(Defaults):
+    """While acting it records `q`, the value of the action taken, and `v`, the value that a bootstrap would use."""
 
     gamma: float = 0.99
     """Discount of a reward one step later."""
@@ -56,11 +57,9 @@ class ActionValues:
     def extras(self, env: EnvSpec) -> Spec:
         return {"q": spec((), np.float32), "v": spec((), np.float32)}
 
-    def state(self, env: EnvSpec) -> Spec:
-        return {}
-
     def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
-        """What the network sees at row `at` of rows [B, T, ...]. Those of a batch are blanked by the store."""
+        """The network's input at row `at` of rows [B, T, ...]. In a batch the store has already blanked history of
+        earlier episodes."""
         blanked = isinstance(rows, Batch) and self.window.slices
         out: Tensor | dict[str, Tensor] = observation(rows, at, self.history, self.stacked, blanked)
         return out
@@ -76,8 +75,8 @@ class ActionValues:
         return np.asarray(np.abs(td[..., before : before + schema.fresh]))
 
     def transitions(self, batch: Batch) -> Transitions:
-        """Row `at` is s_tm1, where the action was taken; reward and discount of arriving at later rows make the return, and
-        row at + m is s_t, where the return is bootstrapped."""
+        """Row `at` is s_tm1, where the action was taken. The rewards and discounts of later rows make the return, which is
+        bootstrapped at row at + m, s_t."""
         at = self.history - 1
         step = self._returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
         r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
@@ -91,12 +90,12 @@ class ActionValues:
         return n_step(reward, discount, last, self.n, self.gamma)
 
     def _bootstrap(self, batch: Batch, at: int, step: NStep) -> Tensor | dict[str, Tensor]:
-        """The observations at row at + m. Where m < n and the episode terminated, any will do: the discount is 0."""
+        """The observations at row at + m. Where the episode terminated the discount is 0, so any row will do."""
         s_t = self.observe(batch, at + self.n)
         if self.n == 1:
             return s_t
         truncated = (step.m < self.n) & (step.discount > 0)  # [B, 1]
-        if truncated.any():  # rare, so only these are stacked again
+        if truncated.any():  # rare: only these windows are stacked again
             for k in range(1, self.n):
                 short = np.flatnonzero(truncated & (step.m == k))
                 s_t = _put(s_t, torch.from_numpy(short).to(batch.device), self.observe(batch.select(short), at + k))

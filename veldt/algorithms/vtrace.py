@@ -3,9 +3,10 @@ actor-critic whose actors lag behind its learner, corrected by V-trace.
 
 paper                                       here                                 equation
 unrolls of n steps, each used once          `unroll`; the store is a queue
-behaviour policy mu                         the column `logits`, recorded when the action was drawn
+behaviour policy mu                         the column `logits`, recorded with each action
 rho_t, c_t                                  `ratio`, clipped                     min(1, pi(a_t | x_t) / mu(a_t | x_t))
-value target v_s, policy-gradient advantage see `returns.vtrace`
+value target v_s                            `returns.vtrace`                     (1)
+policy-gradient advantage                   `returns.vtrace`                     rho_s (r_s + gamma v_{s+1} - V(x_s))
 loss                                        -A log pi + baseline_cost (v - V)^2 / 2 - entropy_cost H(pi)
 LSTM over features, last action and reward  `lstm`; reset where an episode begins
 "no correction", "1-step importance sampling" of the paper's comparison          `correction`
@@ -22,38 +23,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import Batch, Loss, Tensors
+from veldt.algorithms.base import Batch, Defaults, Loss, Tensors
 from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
-from veldt.nets import LSTM, each, features_of, flat_rows, made_by, recurrent_input, torso_for
-from veldt.records.block import Schema, Window, trainable
+from veldt.nets.make import features_of, torso_for, user_torso
+from veldt.nets.recurrent import LSTM, TAKEN, C, H, recurrent_input
+from veldt.nets.tensors import each, flat_rows
+from veldt.records.block import Window, trainable
 from veldt.records.history import check_stacked, observation, observations
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
 
-H, C, TAKEN = "state/h", "state/c", "state/taken"  # the LSTM's state, and the last action as the network sees it
-
-
-SLOWEST = 0.01  # part of a batch's in the mean square of value targets; at first it is the mean of all batches
+MIN_RATE = 0.01  # weight of a new batch in the running mean square of value targets; the first 100 weigh the same
 
 
 class PolicyAndValue(nn.Module):
     """A torso, an LSTM if `lstm` > 0, and a linear head: observations -> parameters of the policy [..., P], value [...].
 
-    The head gives the value in units of `scale`: the root mean square of value targets so far, where that is more than 1.
-    When the scale changes, so does the head, and values stay as they are (van Hasselt et al. 2016, without the mean).
+    The head's value is in units of `scale`: the running root mean square of value targets, at least 1. When the scale
+    changes the head is rescaled, so that values stay the same (Pop-Art, van Hasselt et al. 2016, without the mean).
     """
 
-    square: Tensor  # [], mean square of value targets
-    batches: Tensor  # [], that it is the mean of
+    square: Tensor  # [], running mean square of value targets
+    batches: Tensor  # [], in that mean
 
     def __init__(self, torso: nn.Module, features: int, distribution: Distribution, lstm: int) -> None:
         super().__init__()
         self.torso, self.distribution = torso, distribution
         self.core = LSTM(features + distribution.encoded + 1, lstm) if lstm else None
         self.head = nn.Linear(lstm or features, distribution.size + 1)
-        with torch.no_grad():  # a policy that begins near uniform
+        with torch.no_grad():  # the first policy is near uniform
             self.head.weight[:-1] *= 0.1
             self.head.bias.zero_()
         self.register_buffer("square", torch.zeros(()))
@@ -65,29 +65,29 @@ class PolicyAndValue(nn.Module):
 
     @torch.no_grad()
     def rescale(self, mean_square: Tensor) -> None:
-        """Counts in the value targets of one more batch."""
+        """Adds the value targets of a batch to the running mean square."""
         before = self.scale
         self.batches += 1
-        self.square.lerp_(mean_square, (1 / self.batches).clamp_min(SLOWEST))
+        self.square.lerp_(mean_square, (1 / self.batches).clamp_min(MIN_RATE))
         self.head.weight[-1] *= before / self.scale
         self.head.bias[-1] *= before / self.scale
 
     def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Of rows [B, ...]."""
+        """Rows [B, ...] -> parameters and value, without an LSTM."""
         return self._out(self.torso(obs))
 
     def policy(self, obs: Any) -> Tensor:
-        """Of rows [B, ...], the parameters alone."""
+        """Rows [B, ...] -> parameters, without an LSTM."""
         out = F.linear(self.torso(obs), self.head.weight, self.head.bias)
         return self.distribution.normalize(out[..., :-1])
 
     def unroll(self, obs: Any, taken: Tensor, reward: Tensor, first: Array, state: Tensors) -> tuple[Tensor, Tensor]:
-        """With the LSTM, of rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]."""
+        """With the LSTM: rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]."""
         assert self.core is not None
         return self._out(self.core.outputs(self._input(obs, taken, reward), state[H], state[C], first))
 
     def step(self, obs: Any, taken: Tensor, reward: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """With the LSTM, of one row [B, 1, ...]: the parameters [B, P], and the state after it."""
+        """With the LSTM: one row [B, 1, ...] -> parameters [B, P], and the state after it."""
         assert self.core is not None
         y, h, c = self.core(self._input(obs, taken, reward), state[H], state[C], None)
         return self._out(y)[0][:, 0], {H: h, C: c}
@@ -101,11 +101,11 @@ class PolicyAndValue(nn.Module):
 
 
 @dataclass(frozen=True)
-class VTraceActorCritic:
+class VTraceActorCritic(Defaults):
     gamma: float = 0.99
     """Discount of a reward one step later."""
     unroll: int = 20
-    """Steps of an unroll: what an actor sends at once, and the longest return before the bootstrap."""
+    """Steps of an unroll, which an actor sends as one block; also the longest return before the bootstrap."""
     history: int = 1
     """Observations stacked for the network, the current one included."""
     clip_reward: float = 0.0
@@ -115,19 +115,19 @@ class VTraceActorCritic:
     lstm: int = 0
     """Units of an LSTM over the features, the last action and the last reward; 0: none."""
     correction: Literal["vtrace", "one-step", "none"] = "vtrace"
-    """For actors that lag behind; one-step: only the policy gradient is weighted; none: nothing is."""
+    """Off-policy correction. one-step: only the policy gradient has importance weights; none: no weights."""
     clip_rho: float = 1.0
-    """Largest importance weight of a step; it decides which policy the values are of."""
+    """Largest importance weight of a step; it sets which policy's values are learned."""
     clip_c: float = 1.0
-    """Largest weight that a step passes back; it decides how fast, not where to."""
+    """Largest weight in the product over earlier steps; it sets how fast values converge, not what to."""
     trace: float = 1.0
-    """The paper's lambda: how far corrections are passed back, less than 1 makes them shorter."""
+    """The paper's lambda: less than 1 shortens the traces."""
     baseline_cost: float = 0.5
     """Weight of the value's loss."""
     entropy_cost: float = 0.01
-    """Weight of the policy's entropy, which keeps it exploring."""
+    """Weight of the entropy bonus."""
     normalize: bool = False
-    """Values and advantages are learned in units of the returns' root mean square, where that is more than 1."""
+    """Divide values and advantages by the root mean square of value targets, if that is more than 1."""
     sum_losses: bool = False
     """Losses are summed over all steps of a batch, as in the paper; otherwise averaged."""
     hidden: tuple[int, ...] = (64, 64)
@@ -137,7 +137,7 @@ class VTraceActorCritic:
     network_from: str = ""
     """`module:callable` that makes the network below the LSTM and the heads from an EnvSpec: [B, ...] -> [B, features]."""
 
-    exploration: ClassVar[str] = ""  # the policy explores by itself
+    exploration: ClassVar[str] = ""  # the policy itself is stochastic
 
     @property
     def window(self) -> Window:
@@ -173,28 +173,23 @@ class VTraceActorCritic:
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, large="impala-shallow")
             return PolicyAndValue(torso, features_of(torso), distribution, self.lstm)
-        torso, out = made_by(self.network_from, env, self._see, self.history)
-        if out.ndim != 2 or len(out) != 2:
-            raise UserError(
-                f"The network of {self.network_from} must map [B, ...] observations to [B, features]; "
-                f"for B = 2 it gave {list(out.shape)}."
-            )
-        return PolicyAndValue(torso, out.shape[1], distribution, self.lstm)
+        torso, features = user_torso(self.network_from, env, self._newest, self.history)
+        return PolicyAndValue(torso, features, distribution, self.lstm)
 
-    def _see(self, rows: Tensors) -> Any:
-        """The observations at the last of rows [n, history, ...]."""
-        return self._whole(observation(rows, self.history - 1, self.history, self.stacked))
+    def _newest(self, rows: Tensors) -> Any:
+        """The observations at the last row of rows [n, history, ...]."""
+        return self._contiguous(observation(rows, self.history - 1, self.history, self.stacked))
 
-    def _whole(self, obs: Any) -> Any:
-        """Ours take slices as they are; other networks may want to view them in another shape."""
+    def _contiguous(self, obs: Any) -> Any:
+        """Users' networks may call `view`, which needs contiguous tensors."""
         return each(obs, lambda x: x.contiguous()) if self.network_from else obs
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
-        """With probability explore[i] environment i draws from the policy, and takes what is likeliest otherwise."""
+        """With probability explore[i] environment i samples from the policy, else it takes the most likely action."""
         assert isinstance(net, PolicyAndValue)
-        obs = self._see(rows)
+        obs = self._newest(rows)
         if not self.lstm:
             logits = net.policy(obs).cpu().numpy()  # [n, P]
             return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
@@ -206,11 +201,8 @@ class VTraceActorCritic:
         taken = torch.from_numpy(out[net.distribution.taken]).to(reward.device)
         return out, after | {TAKEN: net.distribution.encode(taken)}
 
-    def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        return None
-
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        """Of unrolls [B, T + 1]: the steps 0 ... T - 1 train, the row T bootstraps them."""
+        """Unrolls [B, T + 1]: the steps 0 ... T - 1 are trained, row T is the bootstrap."""
         assert isinstance(net, PolicyAndValue)
         distribution, at = net.distribution, self.history - 1
         parameters, value = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
@@ -247,7 +239,7 @@ class VTraceActorCritic:
     def _forward(self, net: PolicyAndValue, batch: Batch) -> tuple[Tensor, Tensor]:
         """Parameters of the policy [B, T + 1, P] and values [B, T + 1]."""
         at = self.history - 1
-        obs = self._whole(observations(batch, self.history, self.stacked))  # [B, T + 1, ...]
+        obs = self._contiguous(observations(batch, self.history, self.stacked))  # [B, T + 1, ...]
         first = batch["first"][:, at:]
         if not self.lstm:
             parameters, value = net(flat_rows(obs))
@@ -258,12 +250,12 @@ class VTraceActorCritic:
         return net.unroll(obs, taken, batch["reward"][:, at:], batch.host["first"][:, at:], starts)
 
     def _returns(self, batch: Batch, value: Tensor, trains: Array, ratio: Tensor) -> VTrace:
-        """In numpy on a CPU: a loop over time is faster compiled."""
+        """In NumPy on a CPU, where the loop over time is compiled."""
         reward, discount = (batch.host[name][:, self.history - 1 :] for name in ("reward", "discount"))
         if self.clip_reward:
             reward = reward.clip(-self.clip_reward, self.clip_reward)
         trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_rho)
-        if self.correction != "vtrace":  # nothing to clip
+        if self.correction != "vtrace":  # all ratios are 1
             trusted, clips = torch.ones_like(ratio), (1.0, 1.0, 1.0)
         how = (self.gamma, self.trace, *clips)
         if value.device.type == "cpu":

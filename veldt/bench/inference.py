@@ -51,7 +51,7 @@ from veldt.errors import ProcessFailed, UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.nets import as_float
+from veldt.nets.tensors import as_float
 from veldt.program import INCARNATION, Program
 from veldt.records.history import History
 from veldt.records.step import EnvSpec

@@ -20,7 +20,7 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[t
     """The episodes as blocks of a run's schema. No window has steps of two episodes.
 
     The columns that an algorithm records beside the action are zero, and so is its recurrent state (Gulcehre et al. 2020),
-    except for what it knows without a network (its `known_state`, if it has one). There are no priorities: the store gives
+    except for what it knows without a network (its `known_state`). There are no priorities: the store gives
     new items the largest.
     """
     sink: Any = _Sink()  # a recorder only inserts
@@ -58,8 +58,8 @@ class _Replayed:
     def __init__(self, schema: Schema, algorithm: Algorithm) -> None:
         columns = {**schema.layout.spec, **schema.start_layout.spec}
         self._zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in columns.items()}
-        known: Callable[..., Tree] = getattr(algorithm, "known_state", lambda action, state: {})
-        self._known_state: Callable[[Array], Tree] = functools.partial(known, state=schema.start_layout.spec)
+        state = schema.start_layout.spec
+        self._known_state: Callable[[Array], Tree] = functools.partial(algorithm.known_state, state=state)
         self._state: Tree = {}  # known state before the next record
         self._out: Tree | None = None
 

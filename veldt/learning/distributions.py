@@ -1,7 +1,7 @@
-"""What a stochastic policy draws its actions from: categories (Discrete, MultiDiscrete) or a Gaussian (Box).
+"""Distributions of stochastic policies: categories (Discrete, MultiDiscrete) or a Gaussian (Box).
 
-A distribution is given by its `size` parameters, which a network puts out and a recorder keeps: those that the action was
-drawn from. `normalize` makes them comparable: log probabilities, or means and log standard deviations.
+A network outputs the `size` parameters of a distribution, and a recorder stores those that an action was drawn from.
+`normalize` turns a network's output into parameters: log probabilities, or means and log standard deviations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from veldt.records.tree import Array, Spec, Tree, spec
 class Distribution(Protocol):
     size: int  # parameters, P
     encoded: int  # width of an action as a network's input, E
-    taken: str  # the column that says what was drawn
+    taken: str  # the column that holds what was drawn
     extras: Spec  # that column, unless it is the action itself
 
     def normalize(self, raw: Tensor) -> Tensor: ...  # a network's output [..., P] -> parameters [..., P]
@@ -36,7 +36,7 @@ class Distribution(Protocol):
 
 
 class Categories:
-    """One or several independent choices: parameters are the log probabilities of each, side by side."""
+    """One or several independent choices: parameters are the log probabilities of all, concatenated."""
 
     taken = "action"
 
@@ -52,7 +52,7 @@ class Categories:
         return torch.cat([F.log_softmax(part, -1) for part in torch.split(raw, self.choices, -1)], -1)
 
     def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
-        """With probability explore[i] environment i draws, and takes what is likeliest otherwise."""
+        """With probability explore[i] environment i draws an action, else it takes the most likely one."""
         n = len(parameters)
         random = rng.random((n, 1 + len(self.choices)))
         action = _draw(np.ascontiguousarray(parameters), random, explore, self._edges)
@@ -68,12 +68,12 @@ class Categories:
         return (parameters.exp() * (parameters - other)).sum(-1)
 
     def encode(self, taken: Tensor) -> Tensor:
-        """One-hot, side by side."""
+        """One-hot for each choice, concatenated."""
         index = self._index(taken)
         return torch.zeros(*index.shape[:-1], self.size, device=index.device).scatter_(-1, index, 1.0)
 
     def _index(self, taken: Tensor) -> Tensor:
-        """Where the choices' parameters lie: [..., number of choices]."""
+        """Indices of the taken choices' parameters: [..., number of choices]."""
         leading = taken.shape[: taken.ndim - len(self.shape)]
         flat = taken.reshape(*leading, len(self.choices)).long()
         if len(self.choices) == 1:
@@ -106,13 +106,13 @@ def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
 
 
 LOG_2PI = math.log(2 * math.pi)
-LEAST, MOST = -5.0, 1.0  # of a log standard deviation
+LEAST, MOST = -5.0, 1.0  # bounds of a log standard deviation
 
 
 class Gaussian:
-    """Independent normal distributions, where half of an action's range is 1: parameters are means, then log deviations.
+    """Independent normal distributions in units of half an action's range: parameters are means, then log deviations.
 
-    What was drawn is recorded as `drawn`; the action is that, brought into the environment's bounds.
+    `drawn` records what was drawn; the action is that, scaled and clipped to the environment's bounds.
     """
 
     taken = "drawn"
@@ -128,13 +128,13 @@ class Gaussian:
         self.extras: Spec = {"drawn": spec((self.encoded,), np.float32)}
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """Bounds are approached smoothly: beyond a hard one there would be no gradient that leads back."""
+        """The log deviation is bounded by a tanh: beyond a hard bound the gradient would be zero."""
         mean, log_std = raw.chunk(2, -1)
         bound = torch.where(log_std > 0, MOST, -LEAST)
         return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
 
     def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
-        """With probability explore[i] environment i draws, and takes the mean otherwise."""
+        """With probability explore[i] environment i draws an action, else it takes the mean."""
         mean, log_std = np.split(parameters.astype(np.float64), 2, axis=-1)
         noise = rng.standard_normal(mean.shape) * (rng.random(len(mean)) < explore)[:, None]
         drawn = (mean + np.exp(log_std) * noise).astype(np.float32)
@@ -157,7 +157,7 @@ class Gaussian:
         return taken.clamp(-1, 1)
 
 
-def distribution_for(env: EnvSpec, who: str) -> Distribution:
+def distribution_for(env: EnvSpec, name: str) -> Distribution:
     space = env.action_space
     if isinstance(space, spaces.Discrete):
         return Categories(np.array([space.n]), ())
@@ -165,4 +165,4 @@ def distribution_for(env: EnvSpec, who: str) -> Distribution:
         return Categories(np.asarray(space.nvec), space.nvec.shape)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Gaussian(space)
-    raise UserError(f"{who} needs Discrete, MultiDiscrete or Box actions of floats, but {env.name} has {space}.")
+    raise UserError(f"{name} needs Discrete, MultiDiscrete or Box actions of floats, but {env.name} has {space}.")

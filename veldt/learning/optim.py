@@ -39,7 +39,7 @@ class Adam:
         # lr * (mean / c1) / (sqrt(square / c2) + eps), with numerator and denominator multiplied by sqrt(c2)
         scale = math.sqrt(1 - b2**self.steps)
         size, eps = lr * scale / (1 - b1**self.steps), self.eps * scale
-        if self.weights.device.type == "cpu":  # one pass over memory instead of six
+        if self.weights.device.type == "cpu":  # one pass over the arrays instead of six
             w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square))
             _adam(w, g, m, s, 1 - b1, b2, 1 - b2, size, eps)
             return

@@ -1,4 +1,4 @@
-"""Weights: one flat vector of a network, and the service that hands the newest around."""
+"""Weights: one flat vector of a network, and the service that hands out the newest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LatestParams:
         self._cell.write(weights.version, {"vector": weights.vector})
 
     def pull(self, have: int) -> Weights | None:
-        # Not "newer than": a learner that was killed goes on from its last checkpoint, with an older version.
+        # Not "newer than": a restarted learner resumes from its last checkpoint, with an older version.
         found = self._cell.read(have)
         return None if found is None else Weights(found[0], found[1]["vector"])
 
@@ -82,12 +82,12 @@ def group_slice(net: nn.Module, prefix: str) -> slice:
 
 
 def export(net: nn.Module) -> dict[str, Array]:
-    """Parameters and buffers by name, on the host; on a CPU they are the network's own memory."""
+    """Parameters and buffers by name, on the host; on a CPU they share memory with the network."""
     return {name: t.detach().cpu().numpy() for name, t in net.state_dict().items()}
 
 
 def restore(net: nn.Module, state: dict[str, Any]) -> None:
-    """Puts exported weights back, in place."""
+    """Loads exported weights, in place."""
     ours = net.state_dict()
     wrong = [name for name, x in ours.items() if name not in state or np.shape(state[name]) != tuple(x.shape)]
     if wrong:
@@ -95,3 +95,8 @@ def restore(net: nn.Module, state: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))
+
+
+def under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
+    """The entries whose names start with a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Returns, as pure functions of columns `[..., T]`, on numpy or torch."""
+"""Returns: pure functions of columns `[..., T]`, in NumPy or torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NStep(NamedTuple):
 
     reward: Any  # [..., T - n]
     discount: Any  # [..., T - n], 0 where the episode terminated within m steps
-    m: Any  # [..., T - n], n or the steps to the episode's last record if that is nearer
+    m: Any  # [..., T - n], n, or the steps to the episode's last record if they are fewer
 
 
 def n_step(reward: Any, discount: Any, last: Any, n: int, gamma: float) -> NStep:
@@ -44,7 +44,7 @@ def n_step(reward: Any, discount: Any, last: Any, n: int, gamma: float) -> NStep
 
 @numba.njit("Tuple((f4[:,::1], f4[:,::1], i8[:,::1]))(f4[:,:], f4[:,:], b1[:,:], i8, f4)", cache=True)
 def _n_step(reward: Array, discount: Array, last: Array, n: int, gamma: Any) -> Any:
-    """The definition, row by row; on the small arrays of a CPU learner a tenth of the time of array operations."""
+    """The definition, row by row. On the small arrays of a CPU learner it takes a tenth of the time of array operations."""
     shape = (reward.shape[0], reward.shape[1] - n)
     total, product, m = np.zeros(shape, np.float32), np.ones(shape, np.float32), np.zeros(shape, np.int64)
     for b in range(shape[0]):
@@ -60,13 +60,13 @@ def _n_step(reward: Array, discount: Array, last: Array, n: int, gamma: Any) -> 
 
 
 def rescale(x: Any, eps: float) -> Any:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018): large values become small, and their order stays."""
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x (Pohlen et al. 2018): compresses large values and keeps their order."""
     xp = namespace(x)
     return xp.sign(x) * (xp.sqrt(abs(x) + 1) - 1) + eps * x
 
 
 def unrescale(y: Any, eps: float) -> Any:
-    """The inverse of `rescale`. Written without the difference of near numbers that the textbook form has."""
+    """The inverse of `rescale`, in a form without the cancellation of the textbook one."""
     xp = namespace(y)
     a = abs(y) + 1 + eps
     root = 2 * a / (1 + xp.sqrt(1 + 4 * eps * a))  # sqrt(|x| + 1)
@@ -74,8 +74,8 @@ def unrescale(y: Any, eps: float) -> Any:
 
 
 class VTrace(NamedTuple):
-    target: Any  # [..., T], what the values should be; the value itself where nothing is learned
-    advantage: Any  # [..., T], of the actions taken, weighted; 0 where nothing is learned
+    target: Any  # [..., T], targets of the values; the value itself where nothing is trained
+    advantage: Any  # [..., T], of the actions taken, weighted; 0 where nothing is trained
 
 
 def vtrace(
@@ -90,12 +90,12 @@ def vtrace(
     clip_c: float = 1.0,
     clip_pg: float = 1.0,
 ) -> VTrace:
-    """V-trace (Espeholt et al. 2018). value, reward and discount are [..., T + 1] with the record's alignment: those of the
-    step t are reward[t + 1] and discount[t + 1]. trains and ratio = pi / mu of the action taken are [..., T].
+    """V-trace (Espeholt et al. 2018, eq. 1). value, reward and discount are [..., T + 1] with the record's alignment: those
+    of step t are reward[t + 1] and discount[t + 1]. trains and ratio = pi / mu of the action taken are [..., T].
 
-    v_s = V_s + sum_{t >= s} (prod_{s <= i < t} gamma_i c_i) rho_t (r_t + gamma_t V_{t+1} - V_t), rho and c being the ratio
-    clipped, c times lambda. The sum ends at a step that does not train: the last record of an episode, where a truncated
-    one is bootstrapped from its value, or one that is not valid. The advantage is rho^pg_s (r_s + gamma_s v_{s+1} - V_s).
+    v_s = V_s + sum_{t >= s} (prod_{s <= i < t} gamma_i c_i) rho_t (r_t + gamma_t V_{t+1} - V_t), where rho and c are the
+    clipped ratio, c times lambda. The sum ends at a step that is not trained: a row that is not valid, or the last record
+    of an episode, whose value bootstraps a truncated one. The advantage is rho^pg_s (r_s + gamma_s v_{s+1} - V_s).
     """
     size = ratio.shape[-1]
     assert value.shape == reward.shape == discount.shape == (*ratio.shape[:-1], size + 1), (value.shape, ratio.shape)

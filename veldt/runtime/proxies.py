@@ -37,9 +37,10 @@ class CallerEnds(NamedTuple):
 
 
 class Proxy:
-    """Has a method for each port of a node."""
+    """Has a method for each port of a node, and its constants."""
 
-    def __init__(self, ports: Mapping[str, Port], ends: CallerEnds) -> None:
+    def __init__(self, ports: Mapping[str, Port], ends: CallerEnds, constants: Mapping[str, Any] | None = None) -> None:
+        vars(self).update(constants or {})
         index = {name: i for i, name in enumerate(ports)}
         self._kept: list[_Kept] = []
         self.calls = 0  # ever made

@@ -57,7 +57,7 @@ class Store(Protocol):
     def trim(self) -> None: ...  # to the capacity, which inserts may exceed
 
     @call
-    def spread_blocks(self, n: int) -> Blocks:
+    def spread_blocks(self, n: int) -> Blocks | None:
         """At most n whole blocks, evenly spread from the oldest to the newest."""
 
     @staticmethod

@@ -78,6 +78,7 @@ class Plan:
     roles: dict[str, str] = field(default_factory=dict)  # process -> the role of the node it is named after
     functions: dict[str, bytes] = field(default_factory=dict)  # those that cannot be imported, pickled
     envs: dict[str, Any] = field(default_factory=dict)  # Gymnasium ids that the user registered
+    constants: dict[str, Any] = field(default_factory=dict)  # of nodes that a process has proxies of
     gate: GatePlan | None = None
 
     def row(self, name: str) -> int:
@@ -126,7 +127,8 @@ class Plan:
         for process, names in self.processes.items():
             nodes = {name: self.nodes[name] for name in [*self.needs(process), *names]}
             known = {c.node for c in self.channels if process in (c.process, self.home(c.node))}
-            parts[process] = cloudpickle.dumps((nodes, {name: self.ports[name] for name in known}))
+            constants = {name: self.nodes[name].constants for name in known if self.home(name) != process}
+            parts[process] = cloudpickle.dumps((nodes, {name: self.ports[name] for name in known}, constants))
         with os.fdopen(os.dup(fd), "wb") as file:
             cloudpickle.dump((replace(self, nodes={}, ports={}), parts), file)
 
@@ -138,8 +140,8 @@ class Plan:
         callables.install({name: functools.partial(cloudpickle.loads, data) for name, data in plan.functions.items()})
         for name, entry in plan.envs.items():
             gym.registry.setdefault(name, entry)
-        nodes, ports = cloudpickle.loads(parts[process])
-        loaded: Plan = replace(plan, nodes=nodes, ports=ports)
+        nodes, ports, constants = cloudpickle.loads(parts[process])
+        loaded: Plan = replace(plan, nodes=nodes, ports=ports, constants=constants)
         return loaded
 
 
@@ -187,7 +189,7 @@ def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, o
         messages = {node: _messages(nodes[node]) for node in reached}
         gate = replace(gate, seats=[*(outside if own else []), *joining], messages=messages)
     functions = portable(callables.local())
-    rest = (program.arrays, queue, threads, light, roles, functions, _registered(), gate)
+    rest = (program.arrays, queue, threads, light, roles, functions, _registered(), {}, gate)
     plan = Plan(nodes, processes, shared, channels, ports, *rest)
     return plan if gate is None else replace(plan, gate=_with_values(plan, gate))
 
