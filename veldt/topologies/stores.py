@@ -25,7 +25,8 @@ from veldt.storing.slots import BlockMemory
 
 
 def add_store(program: Program, config: Any, schema: Schema) -> Any:
-    return program.add("store", store_builder(config), config, schema, BLOCK_MEMORY, examples=insert_examples(schema))
+    build, examples, constants = store_builder(config), insert_examples(schema), {"schema": schema}
+    return program.add("store", build, config, schema, BLOCK_MEMORY, examples=examples, constants=constants)
 
 
 def store_builder(config: Any) -> Callable[..., Replay | UnrollQueue | Mixture]:

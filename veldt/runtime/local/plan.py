@@ -189,8 +189,8 @@ def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, o
         messages = {node: _messages(nodes[node]) for node in reached}
         gate = replace(gate, seats=[*(outside if own else []), *joining], messages=messages)
     functions = portable(callables.local())
-    rest = (program.arrays, queue, threads, light, roles, functions, _registered(), {}, gate)
-    plan = Plan(nodes, processes, shared, channels, ports, *rest)
+    rest = (program.arrays, queue, threads, light, roles, functions, _registered())
+    plan = Plan(nodes, processes, shared, channels, ports, *rest, gate=gate)
     return plan if gate is None else replace(plan, gate=_with_values(plan, gate))
 
 

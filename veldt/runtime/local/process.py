@@ -112,9 +112,7 @@ class Process:
         self._streams: list[Writer] = []
         self.gate = self._make_gate() if name == GATE else None
         self.link = self._make_link() if name in self.plan.seats else None
-        self.proxies = {
-            c.node: Proxy(self.plan.ports[c.node], self._ends(c)) for c in self.plan.channels if c.process == name
-        }
+        self.proxies = {channel.node: self._proxy(channel) for channel in self.plan.channels if channel.process == name}
         known: dict[str, Any] = dict(self.proxies)
         arrays = {key: Arena(self._fd(f"array {key}")).zeros(*spec) for key, spec in self.plan.arrays.items()}
         given = functools.partial(self._given, known, arrays)
@@ -199,6 +197,9 @@ class Process:
 
     def _cell(self, name: str) -> Any:
         return Latest(self._fd(name)) if self.link is None else self.link.cell(name)
+
+    def _proxy(self, channel: Channel) -> Proxy:
+        return Proxy(self.plan.ports[channel.node], self._ends(channel), self.plan.constants[channel.node])
 
     def _ends(self, channel: Channel) -> CallerEnds:
         """This process's ends of a channel."""
