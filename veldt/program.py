@@ -14,9 +14,10 @@ methods that others call, and never blocks. Both may have `metrics()`, `state()`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -51,6 +52,26 @@ class Node:
     gpus: float = 0
     threads: int = 1  # for tensor operations in its process
     light: bool = False  # needs no torch: a process of such nodes alone has none
+    scope: str = ""  # the prefix of its name, with a slash at the end
+
+    @property
+    def kind_name(self) -> str:
+        """The name without scope and index: "actor" of a/actor/3. Nodes of one kind share the names of their metrics."""
+        return self.name.removeprefix(self.scope).partition("/")[0]
+
+
+def kind_of(node: Node) -> type:
+    """The class of the object that `node.build` will return; `object` if it does not say."""
+    build = node.build
+    while isinstance(build, functools.partial):
+        build = build.func
+    if isinstance(build, type):
+        return build
+    try:
+        found = get_type_hints(build).get("return", object)
+    except (NameError, TypeError):
+        found = object
+    return found if isinstance(found, type) else object
 
 
 @dataclass
@@ -80,7 +101,7 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, threads, light)
+        self.nodes[name] = Node(name, build, args, kwargs, place, gpus, threads, light, self.prefix)
         return Ref(name)
 
 

@@ -25,10 +25,10 @@ from test_run import tiny
 from test_view import CHAIN, FULL, SENTENCE
 
 from veldt.__main__ import main
-from veldt.cli import top
-from veldt.cli.top import Look, Process, Tail, Watched, ago, holder, process_table
 from veldt.experiment.checkpoint import exclusive
-from veldt.watching.view import links
+from veldt.watching import top
+from veldt.watching.links import links
+from veldt.watching.top import Look, Process, Tail, Watched, ago, holder, process_table
 
 Captured = pytest.CaptureFixture[str]
 
@@ -221,13 +221,13 @@ def test_a_run_that_was_stopped_says_when_and_how_to_go_on(tmp_path: Path, capsy
 
 def test_a_run_without_numbers(tmp_path: Path, capsys: Captured) -> None:
     path = written(tmp_path / "r")
-    assert "is not running, and there are no numbers" in shown(capsys, path)
+    assert "is not running, and has no metrics" in shown(capsys, path)
     (path / "metrics.jsonl").unlink()
-    assert "is not running, and there are no numbers" in shown(capsys, path)
+    assert "is not running, and has no metrics" in shown(capsys, path)
     with exclusive(path):
-        assert f"is running as process {os.getpid()}; there are no numbers yet" in shown(capsys, path)
+        assert f"is running as process {os.getpid()}; it has no metrics yet" in shown(capsys, path)
         (path / "config.yaml").unlink()
-        assert "no numbers yet" in shown(capsys, path), "it has just begun"
+        assert "no metrics yet" in shown(capsys, path), "it has just begun"
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:

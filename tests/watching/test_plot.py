@@ -12,11 +12,13 @@ from PIL import Image
 from test_run import tiny
 from test_view import FULL, OLD
 
-from veldt.cli import plot
-from veldt.cli.plot import PANELS, Curve, Rates, _names, band, group, thin
+from veldt.cli import plot as command
+from veldt.cli.plot import read_curve
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.run import as_plain
+from veldt.watching import plot
+from veldt.watching.plot import PANELS, Rates, _names, band, group, thin
 
 
 def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: object) -> Path:
@@ -33,9 +35,9 @@ def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: o
 def test_several_seeds_become_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [tiny(tmp_path / f"s{seed}", seed=seed, steps=700, **{"eval.every": 200}) for seed in range(2)]
     out = tmp_path / "curves.png"
-    assert plot.run([*(str(run.path) for run in runs), "-o", str(out)]) == 0
+    assert command.run([*(str(run.path) for run in runs), "-o", str(out)]) == 0
     assert "dqn CartPole-v1" in capsys.readouterr().out
-    assert [len(curves) for curves in group([Curve.read(run.path) for run in runs]).values()] == [2]
+    assert [len(curves) for curves in group([read_curve(run.path) for run in runs]).values()] == [2]
     with Image.open(out) as image:
         assert image.format == "PNG" and image.width > 1_000
         colours = image.convert("RGB").getcolors(maxcolors=10**7)
@@ -51,17 +53,17 @@ def test_a_curve_is_the_greedy_returns_or_else_the_exploring_ones(tmp_path: Path
             {"env_steps": 30, "eval_return": 9.0},
         ],
     )
-    curve = Curve.read(both)
+    curve = read_curve(both)
     assert curve.greedy and curve.env_steps.tolist() == [20, 30] and curve.returns.tolist() == [7, 9]
     assert curve.time_s.tolist() == [0.2, 0.3]
-    curve = Curve.read(written(tmp_path / "b", [{"env_steps": 10, "train_return": 1.0}, {"env_steps": 20}]))
+    curve = read_curve(written(tmp_path / "b", [{"env_steps": 10, "train_return": 1.0}, {"env_steps": 20}]))
     assert not curve.greedy and curve.returns.tolist() == [1]
 
 
 def test_what_was_done_again_is_drawn_once(tmp_path: Path) -> None:
     lines = [{"env_steps": 10, "eval_return": 1.0}, {"env_steps": 20, "eval_return": 2.0}]
     path = written(tmp_path / "a", [*lines, {"env_steps": 10, "resumed_from": 5}, {"env_steps": 20, "eval_return": 3.0}])
-    assert Curve.read(path).returns.tolist() == [1, 3]
+    assert read_curve(path).returns.tolist() == [1, 3]
 
 
 def test_the_band_is_least_mean_and_largest_where_all_seeds_are() -> None:
@@ -90,7 +92,7 @@ def test_short_and_disjoint_runs_can_be_drawn(tmp_path: Path, points: int) -> No
         )
         for seed in range(2)
     ]
-    assert plot.run([*map(str, paths), "--out", str(tmp_path / "x.png")]) == 0
+    assert command.run([*map(str, paths), "--out", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").stat().st_size > 1_000
 
 
@@ -98,7 +100,7 @@ def test_short_and_disjoint_runs_can_be_drawn(tmp_path: Path, points: int) -> No
 def test_runs_that_differ_in_more_than_their_seed_are_other_curves(tmp_path: Path, change: dict[str, object]) -> None:
     line = [{"env_steps": 1, "eval_return": 1.0}]
     paths = [written(tmp_path / "a", line), written(tmp_path / "b", line, seed=1), written(tmp_path / "c", line, **change)]
-    groups = group([Curve.read(path) for path in paths])
+    groups = group([read_curve(path) for path in paths])
     assert sorted(len(curves) for curves in groups.values()) == [1, 2]
     assert any(str(next(iter(change.values()))) in name for name in groups), "the name says how they differ"
 
@@ -107,14 +109,14 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     good = written(tmp_path / "good", [{"env_steps": 1, "eval_return": 1.0}])
     empty = written(tmp_path / "empty", [{"env_steps": 1}])
     for argv, says in (
-        ([], "Say which runs to plot"),
+        ([], "Name the runs to plot"),
         ([str(tmp_path / "none")], "is not a run directory"),
         ([str(empty)], "has no returns yet"),
         ([str(good), "-o", str(tmp_path / "no" / "x.png")], "cannot be written"),
         ([str(good), "-o", str(tmp_path / "x.zzz")], "cannot be written"),
     ):
         with pytest.raises(UserError, match=says) as caught:
-            plot.run(argv)
+            command.run(argv)
         assert "\n" not in str(caught.value)
 
 
@@ -132,7 +134,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
     figures: list[Any] = []
     save = plot._save
     monkeypatch.setattr(plot, "_save", lambda figure, out: (figures.append(figure), save(figure, out)))
-    assert plot.run([*map(str, argv), "--rates"]) == 0
+    assert command.run([*map(str, argv), "--rates"]) == 0
     return [axis for axis in figures[0].axes if axis.get_visible()]
 
 
@@ -145,12 +147,12 @@ def test_rates_of_a_new_and_an_old_run_become_a_picture(
     assert [axis.get_title("left") for axis in axes] == [panel.title for panel in PANELS]
     assert pixels(tmp_path / "both.png")[0] > 1_000
     assert "both.png" in capsys.readouterr().out
-    waits = axes[[panel.title for panel in PANELS].index("waiting, of the time")]
+    waits = axes[[panel.title for panel in PANELS].index("waiting, fraction of the time")]
     lines = [line for line in waits.lines if len(line.get_xdata())]
     assert len(lines) == 2, "the old run did not tell"
     np.testing.assert_allclose(lines[0].get_ydata(), np.arange(50) / 100)
     np.testing.assert_allclose(lines[0].get_xdata(), np.arange(50) / 10)
-    assert waits.get_title("right") == "not told by old" and not axes[0].get_title("right")
+    assert waits.get_title("right") == "missing in old" and not axes[0].get_title("right")
     assert [text.get_text() for text in waits.get_legend().get_texts()] == ["actors", "learner"]
 
 
@@ -194,7 +196,7 @@ def test_rates_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_name_the_picture_is_called_after_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "r", [{"env_steps": 1, "eval_return": 1.0, "env_steps_per_s": 3.0}])
-    assert plot.run([str(path)]) == 0 and plot.run([str(path), "--rates"]) == 0
+    assert command.run([str(path)]) == 0 and command.run([str(path), "--rates"]) == 0
     assert {x.name for x in tmp_path.glob("*.png")} == {"curves.png", "rates.png"}
 
 
@@ -219,10 +221,10 @@ def test_rates_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
     silent = written(tmp_path / "silent", [{"env_steps": 1, "eval_return": 1.0}])
     timeless = written(tmp_path / "timeless", [{"env_steps": 1, "env_steps_per_s": 1.0, "time_s": None}])
     for argv, says in (
-        (["--rates"], "Say which runs to plot"),
+        (["--rates"], "Name the runs to plot"),
         ([str(tmp_path / "none"), "--rates"], "is not a run directory"),
         ([str(silent), "--rates"], "has no rates yet"),
         ([str(timeless), "--rates"], "has no rates yet"),
     ):
         with pytest.raises(UserError, match=says):
-            plot.run(argv)
+            command.run(argv)

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from veldt.watching.view import View, format_seconds, links, number, percent, short
+from veldt.watching.links import links
+from veldt.watching.text import format_seconds, number, percent, short
+from veldt.watching.view import View
 
 SENTENCE = "The learner is the bottleneck: it is busy 97 % of its time; lower store.samples_per_insert (now 8)."
 FULL: dict[str, Any] = {
@@ -197,10 +199,10 @@ def test_a_link_is_left_out_where_nothing_is_known_of_it() -> None:
     assert [link.name for link in links({"blocks_per_s": 3.0})] == ["recorder"]
     assert [link.name for link in links({"wait/actor": 0.0})] == ["recorder"], "0 is a number"
     assert [link.name for link in links({"lag_s": 2.0})] == ["weights"]
-    assert links({"lag_s": 2.0})[0].rest == ("actors 2.0 s behind",)
+    assert links({"lag_s": 2.0})[0].more == ("actors 2.0 s behind",)
     assert links({"busy/policy": 0.5, "env_steps_per_s": 7.0})[1].rate == "7.0 actions/s"
     assert [link.name for link in links({"env_steps_per_s": 7.0})] == ["environments"]
-    assert links({"sigma": 0.2})[0].rest == ("sigma 0.200",)
+    assert links({"sigma": 0.2})[0].more == ("sigma 0.200",)
 
 
 def test_a_ratio_that_is_free_is_called_so() -> None:

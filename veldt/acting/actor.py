@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from veldt.compiled import njit
 from veldt.counters import Counters
 from veldt.envs import Envs
+from veldt.metrics import ACTOR, EVALUATOR
 from veldt.records.tree import Array, Tree
 from veldt.seeds import derive
 
@@ -23,6 +24,8 @@ MakeEnvs = Callable[[int], Envs]  # how many -> a vector of so many environments
 
 class Actor:
     """A worker: each `step()` moves every group of environments on by one step, where the policy is ready for it."""
+
+    METRICS: ClassVar = ACTOR
 
     def __init__(
         self,
@@ -220,6 +223,8 @@ def evaluate(
 
 class Evaluator:
     """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
+
+    METRICS: ClassVar = EVALUATOR
 
     def __init__(
         self, envs: MakeEnvs, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int

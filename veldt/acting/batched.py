@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from veldt.acting.policy import Explore, LocalPolicy
 from veldt.algorithms.base import Algorithm
 from veldt.counters import Counters
 from veldt.learning.params import Params
+from veldt.metrics import INFERENCE
 from veldt.records.step import EnvSpec, is_observation
 from veldt.records.tree import Array, Tree
 
@@ -25,6 +27,8 @@ class BatchedPolicy(LocalPolicy):
     or the first has waited for `wait` seconds. So nobody waits for who is slow. History and recurrent state are kept here,
     for each environment, on the device of the network.
     """
+
+    METRICS: ClassVar = INFERENCE
 
     def __init__(
         self,

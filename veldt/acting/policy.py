@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from veldt.algorithms.base import Algorithm
 from veldt.counters import Counters
 from veldt.learning.params import Params, flatten
+from veldt.metrics import POLICY
 from veldt.records.step import EnvSpec, is_observation
 from veldt.records.tree import Array, Tree
 
@@ -30,6 +31,8 @@ class Policy(Protocol):
 
 class LocalPolicy:
     """Inference in this process, with the newest weights that `params` has."""
+
+    METRICS: ClassVar = POLICY
 
     def __init__(
         self,

@@ -10,11 +10,12 @@ import tyro
 import yaml
 
 from veldt.cli.parse import parse
-from veldt.cli.plot import Curve, draw
+from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.checkpoint import exclusive
 from veldt.experiment.run import Interrupted
 from veldt.experiment.sweep import Spec, Sweep, Trial, read_spec, scores, slug, table, write
+from veldt.watching.plot import Curve, draw
 
 EXAMPLE = """Runs all settings x seeds of a file, so many at once, and makes one table and one plot of them.
 
@@ -89,7 +90,7 @@ def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> No
     for trial in trials:
         if trial.result(spec.episodes) is not None:
             try:
-                groups[trial.setting].append(Curve.read(trial.path))
+                groups[trial.setting].append(read_curve(trial.path))
             except UserError:  # it has no returns: nothing was evaluated, and no episode ended
                 continue
     groups = {name: curves for name, curves in groups.items() if curves}

@@ -57,7 +57,7 @@ from veldt.experiment.memory import available_memory, format_bytes
 from veldt.experiment.run import MAY_CHANGE, as_plain, check_device, flat, load_config
 from veldt.signals import interruptible
 from veldt.watching.sinks import read_metrics
-from veldt.watching.view import format_seconds
+from veldt.watching.text import format_seconds
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
 FILES = ("sweep.yaml", "table.md", "curves.png")  # beside the directories of the settings

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.learning import optim, params
 from veldt.learning.params import Params, Weights
+from veldt.metrics import LEARNER
 from veldt.nets import ConvNet
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
@@ -68,6 +69,8 @@ class LearnerConfig:
 
 class Learner:
     """A worker: each `step()` is one update, or False if the store says "not now"."""
+
+    METRICS: ClassVar = LEARNER
 
     def __init__(
         self,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from veldt.counters import Counters
+from veldt.metrics import Declarations, busy_shares, declared, merge
 from veldt.program import Program, resolve
-from veldt.runtime.base import Nodes, Stuck, busy_parts, merge, spent
+from veldt.runtime.base import Nodes, Stuck, spent
 
 
 class Inline:
@@ -17,7 +18,8 @@ class Inline:
         try:
             for node in program.nodes.values():
                 objects[node.name] = node.build(*resolve(node.args, objects), **resolve(node.kwargs, objects))
-            nodes = InlineNodes(objects)
+            kinds = {name: node.kind_name for name, node in program.nodes.items()}
+            nodes = InlineNodes(objects, kinds, declared(program.nodes.values()))
             while not until(nodes):
                 nodes.step()
         finally:
@@ -29,8 +31,8 @@ class Inline:
 class InlineNodes:
     live = False
 
-    def __init__(self, objects: dict[str, Any]) -> None:
-        self.objects = objects
+    def __init__(self, objects: dict[str, Any], kinds: dict[str, str], declarations: Declarations) -> None:
+        self.objects, self._kinds, self._declarations = objects, kinds, declarations
         self._workers = {name: x for name, x in objects.items() if hasattr(x, "step")}
         self.busy = dict.fromkeys(self._workers, 0.0)  # seconds that each worker has taken
         self._since = time.perf_counter()
@@ -60,10 +62,11 @@ class InlineNodes:
         return sum(counters.get(name) for counters in self._counters)
 
     def metrics(self) -> dict[str, float]:
-        """What the nodes tell, and `busy/...`: the part of the time since the last call that each kind of worker took."""
-        out = merge(thing.metrics() for thing in self._with("metrics").values())
+        """What the nodes report, and `busy/...`: the fraction of the time since the last call that each worker took."""
+        out = merge((thing.metrics() for thing in self._with("metrics").values()), self._declarations)
         elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
-        out |= busy_parts(self.busy | spent(self._with("spent")), elapsed)
+        seconds = [(self._kinds[name], taken) for name, taken in self.busy.items()]
+        out |= busy_shares([*seconds, *spent(self._with("spent").values()).items()], elapsed)
         self.busy = dict.fromkeys(self.busy, 0.0)
         return out
 

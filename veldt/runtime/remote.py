@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from veldt.metrics import STREAM
 from veldt.records.block import Block, BlockId, Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import PACKED, Array, Tree
@@ -152,6 +153,8 @@ class StoreHost:
 
     Processes take turns, a block each. Who is refused is first next time: where less is taken than comes, all have a share.
     """
+
+    METRICS: ClassVar = STREAM
 
     def __init__(self, store: Any, channels: list[Served]) -> None:
         self._store, self._inboxes = store, [channel.there for channel in channels]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from veldt.errors import UserError
+from veldt.metrics import DEMOS, STORE
 from veldt.records.tree import Array
 from veldt.storing.replay import Replay, Sample
 
@@ -19,6 +20,8 @@ class Mixture(Replay):
     Keys of demonstrations are negative. Importance weights are those of each store's own probabilities, divided by the
     largest of the batch. The limiter counts all that is drawn: how often the learner learns does not depend on the ratio.
     """
+
+    METRICS: ClassVar = (*STORE, *DEMOS)
 
     def __init__(self, demos: Replay, ratio: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

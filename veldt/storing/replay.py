@@ -7,12 +7,13 @@ ignored and counted.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numba
 import numpy as np
 
 from veldt.errors import UserError
+from veldt.metrics import STORE
 from veldt.records.block import Block, Schema
 from veldt.records.step import is_observation
 from veldt.records.tree import PACKED, Array, Tree
@@ -54,6 +55,8 @@ COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "
 class Replay:
     """The store of this process. Its blocks, priorities and counts lie in memory that may outlive the process: then it goes
     on where an earlier one was killed."""
+
+    METRICS: ClassVar = STORE
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ import numpy.typing as npt
 import veldt
 from veldt.counters import NAMES
 from veldt.errors import UserError
+from veldt.metrics import GATE
 from veldt.records.tree import Array
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import (
@@ -485,6 +486,8 @@ class _Stream:
 
 class Gate:
     """Takes actors in, gives them seats, and stands between their streams and the rings. Runs only while it is stepped."""
+
+    METRICS: ClassVar = GATE
 
     def __init__(
         self,

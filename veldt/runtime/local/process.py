@@ -31,8 +31,9 @@ from veldt import callables
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
 from veldt.experiment.memory import STREAM
+from veldt.metrics import busy_shares, declared, merge
 from veldt.program import Node, resolve
-from veldt.runtime.base import busy_parts, merge, spent
+from veldt.runtime.base import spent
 from veldt.runtime.local.board import (
     BUILDING,
     DOING,
@@ -204,6 +205,7 @@ class Host:
         self.objects = self._build(order["incarnation"])
         self.hosts = self._hosts()
         self.workers = [(i, x) for i, x in enumerate(self.objects.values()) if hasattr(x, "step")]
+        self.declarations = declared(self.plan.nodes.values())
         self.busy = [0.0] * len(self.objects)
         self.waited = 0.0
         self.spent: dict[str, float] = {}
@@ -409,12 +411,14 @@ class Host:
         now, cpu = time.perf_counter(), time.process_time()
         things = [*self.objects.values(), *self.hosts, *([] if self.gate is None else [self.gate])]
         parts = [thing.metrics() for thing in things if hasattr(thing, "metrics")]
-        self.unsent |= merge([*parts, *({} if self.gate is None else self.gate.told()).values()])
-        names = list(self.objects)
-        for part, seconds in spent({names[i]: worker for i, worker in self.workers}).items():
+        joined = {} if self.gate is None else self.gate.told()
+        self.unsent |= merge([*parts, *joined.values()], self.declarations)
+        for part, seconds in spent(worker for _, worker in self.workers).items():
             self.spent[part] = self.spent.get(part, 0.0) + seconds
-        kind, elapsed = self.name.partition("/")[0], now - self.since
-        told = self.unsent | busy_parts({names[i]: self.busy[i] for i, _ in self.workers} | self.spent, elapsed)
+        nodes, names, elapsed = self.plan.nodes, list(self.objects), now - self.since
+        kind = nodes[self.name].kind_name if self.name in nodes else self.name
+        taken = [(nodes[names[i]].kind_name, self.busy[i]) for i, _ in self.workers]
+        told = self.unsent | busy_shares([*taken, *self.spent.items()], elapsed)
         told |= {f"wait/{kind}": self.waited / elapsed, f"cpu/{kind}": (cpu - self.cpu) / elapsed}
         if self._tell({"metrics": told, "seconds": elapsed}):
             self.since, self.cpu, self.busy, self.waited = now, cpu, [0.0] * len(self.busy), 0.0

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import logging
 import math
@@ -28,19 +27,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import gymnasium as gym
 
 from veldt import callables
 from veldt.errors import Diverged, ProcessFailed, UserError
+from veldt.metrics import Reports, declared
 from veldt.program import Memory as OwnMemory
-from veldt.program import Node, Program, Ref, walk
+from veldt.program import Node, Program, Ref, kind_of, walk
 from veldt.records.block import Schema
 from veldt.records.tree import Tree
-from veldt.runtime.base import Nodes, Stuck, merge
+from veldt.runtime.base import Nodes, Stuck
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import (
     BUILDING,
@@ -74,7 +74,6 @@ IN_A_ROW = 5  # failures without any work between them before the run stops
 LONGEST_FOLDER = 95  # characters: with a name in it, it must fit the path of a socket
 NICE = 10  # of the processes that nobody relies on
 HEALTHY = 100  # env steps or updates after which a failure counts as the first one
-MEANS = ("queue_fill", "refusing", "lag_updates")  # metrics of moments, which are averaged over a line's time
 LONG_LIFE_S = 120.0  # and so does one after such a life, or after four times the longest step
 
 
@@ -133,7 +132,7 @@ class Local:
 def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, options: Gate | None = None) -> Plan:
     """Which nodes share a process, and which processes must be able to reach which nodes."""
     nodes = program.nodes
-    seams = {name: seam(_kind(node)) for name, node in nodes.items()}
+    seams = {name: seam(kind_of(node)) for name, node in nodes.items()}
     shared = {name: x for name, x in seams.items() if x in ("params", "counters")}
     groups: dict[str, list[str]] = {}
     for name in nodes:
@@ -183,20 +182,6 @@ def _registered() -> dict[str, Any]:
     return found
 
 
-def _kind(node: Node) -> type:
-    """The class of the object that a node will be."""
-    build = node.build
-    while isinstance(build, functools.partial):
-        build = build.func
-    if isinstance(build, type):
-        return build
-    try:
-        found = get_type_hints(build).get("return", object)
-    except (NameError, TypeError):
-        found = object
-    return found if isinstance(found, type) else object
-
-
 def _root(nodes: dict[str, Node], name: str) -> str:
     while (on := nodes[name].on) is not None:
         name = on
@@ -205,28 +190,7 @@ def _root(nodes: dict[str, Node], name: str) -> str:
 
 def _name(nodes: dict[str, Node], group: list[str]) -> str:
     """A process is called after its first worker."""
-    return next((name for name in group if hasattr(_kind(nodes[name]), "step")), group[0])
-
-
-class Reports:
-    """What a process told since it was last asked for: shares of time as their mean, all else as told last."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-        self._sums: dict[str, tuple[float, float]] = {}
-
-    def add(self, metrics: dict[str, float], seconds: float) -> None:
-        """What was so for so many seconds."""
-        self._last |= metrics
-        for name, x in metrics.items():
-            if "/" in name or name in MEANS:
-                total, time_s = self._sums.get(name, (0.0, 0.0))
-                self._sums[name] = total + seconds * x, time_s + seconds
-
-    def take(self) -> dict[str, float]:
-        out = self._last | {name: total / max(1e-9, time_s) for name, (total, time_s) in self._sums.items()}
-        self._last, self._sums = {}, {}
-        return out
+    return next((name for name in group if hasattr(kind_of(nodes[name]), "step")), group[0])
 
 
 @dataclass
@@ -246,12 +210,12 @@ class Child:
     due: float = 0.0  # when it is to be started again
     error: dict[str, Any] | None = None  # the last it told
     killed: str = ""  # why we killed it
-    reports: Reports = field(default_factory=Reports)
 
 
 class Supervisor:
     def __init__(self, plan: Plan, options: Local) -> None:
         self.plan, self.options = plan, options
+        self.reports = Reports(declared(plan.nodes.values()))
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
         self.board: Any = None
@@ -381,7 +345,7 @@ class Supervisor:
                 return
             message = json.loads(data)
             if "metrics" in message:
-                child.reports.add(message["metrics"], message["seconds"])
+                self.reports.add(child.name, message["metrics"], message["seconds"])
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:
@@ -455,7 +419,7 @@ class Supervisor:
         return child.ready and (self._work(child) - child.work >= HEALTHY or time.monotonic() - child.began > long)
 
     def _work(self, child: Child) -> int:
-        if not any(hasattr(_kind(self.plan.nodes[name]), "step") for name in self.plan.processes[child.name]):
+        if not any(hasattr(kind_of(self.plan.nodes[name]), "step") for name in self.plan.processes[child.name]):
             return int(self.board.counts.sum())  # a service counts nothing: what it works for is done by others
         return int(self.board.counts[self.plan.row(child.name)].sum())
 
@@ -690,8 +654,7 @@ class LocalNodes:
 
     def metrics(self) -> dict[str, float]:
         children = self.supervisor.children.values()
-        out = merge(child.reports.take() for child in children)
-        return out | {"restarts": float(sum(child.restarts for child in children))}
+        return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
 
     def memory(self) -> tuple[list[int], list[int]]:
         supervisor = self.supervisor
