@@ -27,7 +27,7 @@ from veldt.program import Node, kind_of
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
 # Columns of the live table; beside it: a fact of its own, a count that should be 0, and what is not shown at all.
-RATE, BUSY, WAITS, MORE, FACT, TROUBLE, HIDDEN = "rate", "busy", "waits", "more", "fact", "trouble", "hidden"
+COLUMNS = RATE, BUSY, WAITS, MORE, FACT, TROUBLE, HIDDEN = "rate", "busy", "waits", "more", "fact", "trouble", "hidden"
 CHAIN = ("environments", "policy", "recorder", "store", "learner", "weights")  # the links, in the order of the table
 
 
@@ -49,6 +49,12 @@ class Metric:
     text: str = ""  # empty: name and value
     unless: tuple[str, ...] = ()  # not shown where one of these is known
     waits_for: str = ""  # what a link waits for, if the column is WAITS
+
+    def __post_init__(self) -> None:
+        allowed = ((self.over_nodes, (TOTAL, MEAN, LARGEST)), (self.over_time, (LATEST, MEAN)), (self.column, COLUMNS))
+        for value, values in allowed:
+            if value not in values:
+                raise ValueError(f"metric {self.name}: {value!r} is not one of {', '.join(values)}")
 
     def of(self, kind: str) -> Metric:
         """The metric of a node of this name."""
@@ -237,12 +243,12 @@ class Reports:
                 self._sums[process, name] = total + seconds * x, time_s + seconds
 
     def take(self) -> dict[str, float]:
-        """All reports since the last call as one. A total also needs the processes that have not reported since then."""
+        """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
         means = {key: total / max(1e-9, time_s) for key, (total, time_s) in self._sums.items()}
-        anyone = set().union(*self._new.values())
-        totals = {name for name in anyone if self.declarations[name].over_nodes == TOTAL}
+        reported = set().union(*self._new.values())
+        kept = {name for name in reported if self.declarations[name].over_nodes != MEAN}
         parts = [
-            {name: means.get((process, name), x) for name, x in latest.items() if name in totals | self._new[process]}
+            {name: means.get((process, name), x) for name, x in latest.items() if name in kept | self._new[process]}
             for process, latest in self._latest.items()
         ]
         self._new, self._sums = {process: set() for process in self._latest}, {}
@@ -285,4 +291,9 @@ def _parse(entry: Any) -> Metric | None:
         return None
     unless = entry.get("unless", [])
     texts = [x for key, x in entry.items() if key != "unless"] + (unless if isinstance(unless, list) else [None])
-    return Metric(**entry | {"unless": tuple(unless)}) if all(isinstance(x, str) for x in texts) else None
+    if not all(isinstance(x, str) for x in texts):
+        return None
+    try:
+        return Metric(**entry | {"unless": tuple(unless)})
+    except ValueError:
+        return None

@@ -12,6 +12,7 @@ import pytest
 
 import veldt
 from veldt.envs.small import Chain
+from veldt.metrics import ACTOR, LEARNER, MEAN, WAITS, Declarations, Metric, declared
 from veldt.watching.bottleneck import bottleneck
 from veldt.watching.rates import Rates
 
@@ -237,3 +238,54 @@ def test_a_rate_is_over_the_time_in_which_its_count_was_not_told(monkeypatch: py
     assert rates.of({"published": 3}, [])["published_per_s"] == 2
     now = 105.0
     assert rates.of({"published": 4}, [])["published_per_s"] == 2, "a line that came too soon is no new beginning"
+
+
+def test_rates_follow_from_the_declared_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("veldt.watching.rates.time.monotonic", lambda: now)
+    declarations = declared([])
+    declarations.add("scout", (Metric("maps", "maps", rate="maps_per_s"),))
+    rates = Rates(1.0, declarations)
+    rates.begin({"maps": 5, "env_steps": 0, "notes": 0}, [])
+    now = 102.0
+    found = rates.of({"maps": 25, "env_steps": 8, "notes": 9}, [])
+    assert found["maps_per_s"] == 10 and found["env_steps_per_s"] == 4 and "notes_per_s" not in found
+
+
+# Nodes that the package does not know.
+
+
+def others(*metrics: Metric) -> Declarations:
+    declarations = declared([])
+    declarations.add("scout", metrics)
+    return declarations
+
+
+def test_a_node_of_another_name_is_the_link_that_it_declares() -> None:
+    """Actors and learner under names of their own: the sentence is the same."""
+    line = {name.replace("actor", "player").replace("learner", "pupil"): x for name, x in LINE.items() if "/" in name}
+    line = {name: x for name, x in LINE.items() if "/" not in name} | line | {"wait/pupil": 0.62}
+    declarations = declared([])
+    declarations.add("player", ACTOR)
+    declarations.add("pupil", LEARNER)
+    assert bottleneck(line, declarations=declarations) == bottleneck(LINE | {"wait/learner": 0.62})
+    assert bottleneck(line) == ""
+
+
+def test_a_busy_link_outside_the_chain_is_what_the_learner_waits_for() -> None:
+    line = LINE | {"wait/learner": 0.62, "busy/scout": 0.97}
+    assert "the scout is the bottleneck, busy 97 % of its time" in bottleneck(line, declarations=others())
+    assert "environments" in bottleneck(line | {"busy/scout": 0.5}, declarations=others())
+    assert "environments" in bottleneck(line), "it is not declared"
+
+
+def test_a_link_outside_the_chain_says_what_it_waits_for() -> None:
+    waits = Metric("wait/{kind}", "fraction", MEAN, MEAN, column=WAITS, waits_for="maps")
+    assert bottleneck(LINE | {"wait/scout": 0.4}, declarations=others(waits)).startswith(
+        "The scout waits 40 % of its time for maps; "
+    )
+    assert bottleneck(LINE | {"wait/scout": 0.1}, declarations=others(waits)) == bottleneck(LINE)
+
+
+def test_one_thread_names_a_node_outside_the_chain() -> None:
+    assert "the scout takes 95 %" in bottleneck({"busy/scout": 0.95, "busy/env": 0.02}, True, others())

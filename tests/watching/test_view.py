@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from veldt.metrics import FACT, RATE, TOTAL, TROUBLE, Declarations, Metric, declared
+from veldt.program import Program
 from veldt.watching.links import links
-from veldt.watching.text import format_seconds, number, percent, short
+from veldt.watching.text import amount, format_seconds, number, percent, short
 from veldt.watching.view import View
 
 SENTENCE = "The learner is the bottleneck: it is busy 97 % of its time; lower store.samples_per_insert (now 8)."
@@ -267,3 +269,77 @@ def test_parts_and_numbers() -> None:
 
 def test_time_left_of_long_runs() -> None:
     assert format_seconds(90_061) == "25:01:01" and format_seconds(float("nan")) == "-"
+
+
+# Nodes that the package does not know.
+
+
+class Scout:
+    METRICS: ClassVar = (
+        Metric("maps", "maps", TOTAL, rate="maps_per_s", column=RATE),
+        Metric("ink_used", "bytes", TOTAL),
+        Metric("map_age", "s", link="policy", text="maps are {map_age} old[, {map_errors:n} wrong]"),
+        Metric("torn_maps", "maps", TOTAL, column=TROUBLE),
+        Metric("coverage", "fraction", column=FACT),
+    )
+
+
+SCOUTED = {"maps_per_s": 12.0, "ink_used": 3_000.0, "map_age": 2.0, "busy/scout": 0.95, "wait/scout": 0.02}
+
+
+def scouting() -> Declarations:
+    program = Program()
+    program.scope("far").add("scout/0", Scout)
+    return declared(program.nodes.values())
+
+
+def test_a_metric_of_an_unknown_node_class_is_in_the_table() -> None:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(View("a run", FULL | SCOUTED | {"torn_maps": 2.0, "coverage": 0.25}, 200_000, scouting()))
+    text = console.export_text()
+    found = rows(text)
+    assert list(found) == [*CHAIN, "scout"], "after the links of the chain, under the name of the node"
+    for part in ("12 maps/s", "95 %", "2 %", "ink used 3.0 KB"):
+        assert part in found["scout"], part
+    assert "epsilon 0.051; maps are 2.0 s old" in found["policy"] and "wrong" not in found["policy"]
+    plain = " ".join(text.split())
+    assert "torn maps 2" in plain and "coverage 25 %" in plain
+    assert "maps are 2.0 s old, 3 wrong" in links(SCOUTED | {"map_errors": 3}, scouting())[0].more
+
+
+def test_without_its_declaration_an_unknown_metric_is_left_out() -> None:
+    assert rendered(FULL | SCOUTED) == rendered(FULL)
+
+
+def test_names_of_metrics_are_shown_as_they_are() -> None:
+    declarations = declared([])
+    declarations.add("[red]node", (Metric("a [/b] {c}", "[x]s"), Metric("d", text="{d:no such format}")))
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(View("a run", {"a [/b] {c}": 2.0, "d": 3.0}, 0, declarations))
+    assert "[red]node" in console.export_text(clear=False) and "a [/b] {c} 2 [x]s; 3" in console.export_text()
+
+
+def test_a_second_rate_of_a_link_is_beside_the_first() -> None:
+    declarations = declared([])
+    declarations.add("scout", (Metric(x, x, TOTAL, rate=f"{x}_per_s", column=RATE) for x in ("maps", "notes")))
+    (link,) = links({"maps_per_s": 1.0, "notes_per_s": 2.0}, declarations)
+    assert link.rate == "1.0 maps/s" and link.more == ("2.0 notes/s",)
+
+
+@pytest.mark.parametrize(
+    ("x", "unit", "text"),
+    [
+        (1, "actors", "1 actor"),
+        (2, "actors", "2 actors"),
+        (13.7, "updates", "14 updates"),
+        (0.5, "", "0.5"),
+        (12_345, "", "12,345"),
+        (2, "s", "2.0 s"),
+        (0.314, "fraction", "31 %"),
+        (1_500, "bytes", "1.5 KB"),
+        (1_500, "bytes/s", "1.5 KB/s"),
+        (7, "steps/s", "7.0 steps/s"),
+    ],
+)
+def test_amounts(x: float, unit: str, text: str) -> None:
+    assert amount(x, unit) == text

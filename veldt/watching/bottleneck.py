@@ -22,13 +22,13 @@ def bottleneck(line: dict[str, Any], one_thread: bool = False, declarations: Dec
     items, least = line.get("store_items"), line.get("store_min_size", 0)
     if items is not None and items < least and not line.get("learner_steps_per_s"):
         return f"The store is filling: {items:,.0f} of the {least:,} items that learning starts with."
-    found = Found(line, declarations)
+    found = Diagnosis(line, declarations)
     if one_thread:
         return found.one_thread()
     return found.sentence() if found.complete else ""
 
 
-class Found:
+class Diagnosis:
     """The waits of the links in a line, and what they mean."""
 
     def __init__(self, line: dict[str, Any], declarations: Declarations) -> None:
