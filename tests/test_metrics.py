@@ -47,6 +47,7 @@ from veldt.runtime.local.supervisor import Local
 from veldt.runtime.remote import StoreHost
 from veldt.storing.mixture import Mixture
 from veldt.storing.replay import Replay
+from veldt.watching.links import Link, links
 
 
 class Scout:
@@ -229,6 +230,21 @@ def test_declarations_that_cannot_be_read_are_ignored(text: str, tmp_path: Path)
 def test_a_declaration_beside_broken_ones_is_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text(json.dumps([7, {"name": "depth", "unit": "m", "over_nodes": LARGEST}]))
     assert load(tmp_path)["depth"] == Metric("depth", "m", LARGEST)
+
+
+def test_the_example_of_the_docs_has_the_row_that_they_say() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "view.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {"ClassVar": ClassVar, "Metric": Metric, "TOTAL": TOTAL, "RATE": RATE}
+    exec(code, names)
+    program = Program()
+    for i in range(2):
+        program.add(f"scout/{i}", names["Scout"])
+    declarations = declared(program.nodes.values())
+    line = merge([{"maps": 30.0, "map_age": 1.0}, {"maps": 10.0, "map_age": 3.0}], declarations) | {"busy/scout": 0.5}
+    assert line["maps"] == 40
+    policy, scout = links(line | {"maps_per_s": 4.0}, declarations)
+    assert policy == Link("policy", more=("maps are 2.0 s old",)) and scout == Link("scout", "4.0 maps/s", busy=0.5)
 
 
 # In both runtimes.

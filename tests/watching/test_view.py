@@ -1,4 +1,4 @@
-"""The picture of a run: every number in its link, at every width, whatever is missing."""
+"""The live table: every number in its link, at every width, whichever numbers are missing."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def rendered(line: dict[str, Any], width: int = 80, title: str = "apex-dqn on Ca
 
 
 def rows(text: str) -> dict[str, str]:
-    """The rows of the chain by name; what was wrapped onto a line of its own goes with the row above."""
+    """The rows of the chain by name; a wrapped line belongs to the row above."""
     out: dict[str, str] = {}
     name = ""
     below = text[text.index("what else") :].partition("\n")[2]
@@ -151,7 +151,7 @@ def test_there_are_bars_where_there_is_room() -> None:
     assert "━" in rendered(FULL, 120, steps=0) and "━" not in rendered(FULL, 80, steps=0)
 
 
-def test_parts_of_the_time_that_may_be_too_much_stand_out() -> None:
+def test_large_fractions_of_the_time_are_highlighted() -> None:
     def styled(line: dict[str, Any]) -> str:
         console = Console(file=io.StringIO(), width=80, record=True, force_terminal=True, color_system="standard")
         console.print(View("a run", line))
@@ -163,7 +163,7 @@ def test_parts_of_the_time_that_may_be_too_much_stand_out() -> None:
     assert f"\x1b[1m{SENTENCE[:40]}" in styled(FULL)
 
 
-def test_trouble_is_told_only_where_there_is_some() -> None:
+def test_troubles_are_shown_only_if_there_are_any() -> None:
     assert "bad observations" not in rendered(FULL | {"bad_observations": 0.0})
     text = " ".join(rendered(FULL | {"bad_observations": 3.0, "skipped_updates": 2.0}).split())
     assert "bad observations 3" in text and "skipped updates 2" in text
@@ -187,7 +187,7 @@ def test_before_anything_is_known_there_is_no_chain() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_line_of_an_older_run_has_the_links_it_tells_of(width: int) -> None:
+def test_a_line_of_an_older_run_has_the_links_that_it_knows(width: int) -> None:
     text = rendered(OLD, width, steps=2_000)
     found = rows(text)
     assert list(found) == ["environments", "policy", "store", "learner"]
@@ -197,7 +197,7 @@ def test_a_line_of_an_older_run_has_the_links_it_tells_of(width: int) -> None:
     assert "2,006 of 2,000 env steps (100 %)" in text and "replay ratio" in text and "CPU" not in text
 
 
-def test_a_link_is_left_out_where_nothing_is_known_of_it() -> None:
+def test_a_link_without_numbers_is_left_out() -> None:
     assert [link.name for link in links({"blocks_per_s": 3.0})] == ["recorder"]
     assert [link.name for link in links({"wait/actor": 0.0})] == ["recorder"], "0 is a number"
     assert [link.name for link in links({"lag_s": 2.0})] == ["weights"]
@@ -207,7 +207,7 @@ def test_a_link_is_left_out_where_nothing_is_known_of_it() -> None:
     assert links({"sigma": 0.2})[0].more == ("sigma 0.200",)
 
 
-def test_a_ratio_that_is_free_is_called_so() -> None:
+def test_an_unlimited_ratio_is_marked_as_free() -> None:
     assert "7.96 (free)" in rendered(FULL | {"samples_per_insert": 0.0})
     assert "7.96 (asked: 0.5)" in rendered(FULL | {"samples_per_insert": 0.5})
 
@@ -224,7 +224,7 @@ def test_whatever_a_line_holds_it_can_be_shown(line: dict[str, Any], width: int)
     rendered(FULL | line, width)
 
 
-def test_a_terminal_that_knows_ascii_alone_gets_nothing_else() -> None:
+def test_an_ascii_terminal_gets_ascii() -> None:
     raw = io.BytesIO()
     for terminal in (True, False):
         file = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
@@ -261,7 +261,7 @@ def test_short_numbers(x: float, text: str) -> None:
     assert short(x) == text
 
 
-def test_parts_and_numbers() -> None:
+def test_fractions_and_numbers() -> None:
     assert percent(0.314) == "31 %" and percent(0) == "0 %" and percent(1.0) == "100 %"
     line = {"a": 1, "b": float("nan"), "c": "7", "d": None, "e": float("inf"), "f": 2.5}
     assert [number(line, key) for key in "abcdefg"] == [1.0, None, None, None, None, 2.5, None]
