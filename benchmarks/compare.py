@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from veldt.cli.plot import Curve, draw
+from veldt.watching.plot import Curve, draw
 from veldt.watching.sinks import read_metrics
 
 

@@ -1,4 +1,4 @@
-"""Watching a run from outside: one that runs, has ended, was killed, or is none; and that it does not notice."""
+"""Watching a run from another process: running, ended, killed or no run at all; and without disturbing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -25,10 +25,14 @@ from test_run import tiny
 from test_view import CHAIN, FULL, SENTENCE
 
 from veldt.__main__ import main
-from veldt.cli import top
-from veldt.cli.top import Look, Process, Tail, Watched, ago, holder, process_table
 from veldt.experiment.checkpoint import exclusive
-from veldt.watching.view import links
+from veldt.experiment.run import TOPOLOGIES
+from veldt.metrics import RATE, TOTAL, Metric
+from veldt.program import Program
+from veldt.topologies.single import single
+from veldt.watching import top
+from veldt.watching.links import links
+from veldt.watching.top import Look, Process, Tail, Watched, ago, holder, process_table
 
 Captured = pytest.CaptureFixture[str]
 
@@ -42,7 +46,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 def written(path: Path, *lines: dict[str, Any], steps: int = 200_000) -> Path:
-    """A run directory, as far as it is read from outside."""
+    """The files of a run directory that `veldt top` reads."""
     path.mkdir(parents=True)
     config = {"recipe": "apex-dqn", "env": "CartPole-v1", "steps": steps, "log": {"every": 1.0}}
     (path / "config.yaml").write_text(yaml.safe_dump(config))
@@ -81,7 +85,7 @@ def processes(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """The real command, that would go on for ever."""
+    """The real command, with a run that does not end by itself."""
     path = tmp_path_factory.mktemp("top") / "runs" / "r"
     settings = TINY | {"steps": 10**9, "checkpoint.every": 0, "algorithm.hidden": 16}
     flags = [word for name, x in settings.items() for word in (f"--{name.replace('_', '-')}", str(x))]
@@ -109,7 +113,7 @@ class Terminal:
         self.fd, self.text = ours, ""
 
     def read(self) -> str:
-        """All that came so far."""
+        """All output so far."""
         with contextlib.suppress(OSError):  # EIO: it has ended
             while select.select([self.fd], [], [], 0)[0] and (data := os.read(self.fd, 1 << 16)):
                 self.text += data.decode(errors="replace")
@@ -142,7 +146,7 @@ def test_a_running_run_is_shown_with_its_processes(trainer: Any, capsys: Capture
     assert found["learner"].restarts == 0 and found["supervisor"].restarts is None
 
 
-def test_every_link_of_a_running_run_tells_of_itself(trainer: Any, capsys: Captured) -> None:
+def test_every_link_of_a_running_run_is_shown(trainer: Any, capsys: Captured) -> None:
     path, _ = trainer
     wait_for(lambda: [link.name for link in links(last_line(path))] == CHAIN and last_line(path).get("bottleneck"))
     text = shown(capsys, path)
@@ -150,13 +154,13 @@ def test_every_link_of_a_running_run_tells_of_itself(trainer: Any, capsys: Captu
         assert part in text, part
 
 
-def test_how_busy_a_process_is_shows_from_look_to_look(trainer: Any) -> None:
+def test_cpu_usage_is_measured_between_looks(trainer: Any) -> None:
     seen = Watched(trainer[0])
     seen.look()
     wait_for(lambda: any(p.name == "learner" and (p.cpu or 0) > 0.02 for p in seen.look().processes))
 
 
-def test_it_is_watched_until_ctrl_c_and_does_not_notice(trainer: Any) -> None:
+def test_watching_until_ctrl_c_does_not_disturb_the_run(trainer: Any) -> None:
     path, process = trainer
     names = sorted(x.name for x in path.iterdir())
     before = processes(path)
@@ -170,7 +174,7 @@ def test_it_is_watched_until_ctrl_c_and_does_not_notice(trainer: Any) -> None:
     assert processes(path) == before and sorted(x.name for x in path.iterdir()) == names
 
 
-def test_without_a_directory_those_that_run_are_listed(trainer: Any, capsys: Captured, monkeypatch: Any) -> None:
+def test_without_a_directory_running_runs_are_listed(trainer: Any, capsys: Captured, monkeypatch: Any) -> None:
     path, process = trainer
     (path.parent / "file").touch()
     written(path.parent / "another", FULL)
@@ -181,7 +185,7 @@ def test_without_a_directory_those_that_run_are_listed(trainer: Any, capsys: Cap
 
 
 def test_a_run_that_is_killed_while_watched(trainer: Any, capsys: Captured) -> None:
-    """The last one that needs the run."""
+    """The last test that needs the run."""
     path, process = trainer
     learner = processes(path)["learner"]["pid"]
     with Terminal(path, "--every", "0.1") as terminal:
@@ -211,7 +215,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: Captured) -> None:
         assert "This run has ended," in text and f"veldt eval {run.path}" in text
 
 
-def test_a_run_that_was_stopped_says_when_and_how_to_go_on(tmp_path: Path, capsys: Captured) -> None:
+def test_a_stopped_run_says_when_it_stopped_and_how_to_resume(tmp_path: Path, capsys: Captured) -> None:
     path = written(tmp_path / "r", FULL)
     os.utime(path / "metrics.jsonl", (time.time() - 7_200, time.time() - 7_200))
     text = shown(capsys, path)
@@ -219,18 +223,18 @@ def test_a_run_that_was_stopped_says_when_and_how_to_go_on(tmp_path: Path, capsy
     assert SENTENCE in text
 
 
-def test_a_run_without_numbers(tmp_path: Path, capsys: Captured) -> None:
+def test_a_run_without_metrics(tmp_path: Path, capsys: Captured) -> None:
     path = written(tmp_path / "r")
-    assert "is not running, and there are no numbers" in shown(capsys, path)
+    assert "is not running, and has no metrics" in shown(capsys, path)
     (path / "metrics.jsonl").unlink()
-    assert "is not running, and there are no numbers" in shown(capsys, path)
+    assert "is not running, and has no metrics" in shown(capsys, path)
     with exclusive(path):
-        assert f"is running as process {os.getpid()}; there are no numbers yet" in shown(capsys, path)
+        assert f"is running as process {os.getpid()}; it has no metrics yet" in shown(capsys, path)
         (path / "config.yaml").unlink()
-        assert "no numbers yet" in shown(capsys, path), "it has just begun"
+        assert "no metrics yet" in shown(capsys, path), "it has just begun"
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:
+def test_a_directory_without_a_run_is_refused(tmp_path: Path, capsys: Captured, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path, tmp_path / "none", Path("/proc/version")):
         assert "is not a run directory" in refused(capsys, path)
@@ -248,7 +252,7 @@ def test_a_run_in_one_process_is_that_process(tmp_path: Path) -> None:
     assert (process.name, process.pid) == ("train", os.getpid()) and process.memory and process.threads
 
 
-def test_numbers_that_are_old_are_pointed_out(tmp_path: Path) -> None:
+def test_old_metrics_are_highlighted(tmp_path: Path) -> None:
     path = written(tmp_path / "r", FULL)
     with exclusive(path):
         assert Watched(path).look()._status()[1] == "dim"
@@ -257,13 +261,45 @@ def test_numbers_that_are_old_are_pointed_out(tmp_path: Path) -> None:
     assert style == "yellow" and "these numbers are 30 s old" in text
 
 
-# Who holds a run.
+# Nodes that the package does not know.
+
+
+class Scout:
+    METRICS: ClassVar = (Metric("maps", "maps", TOTAL, rate="maps_per_s", column=RATE), Metric("ink", "bytes", TOTAL))
+
+    def __init__(self) -> None:
+        self.maps = 0
+
+    def step(self) -> bool:
+        self.maps += 1
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {"maps": float(self.maps), "ink": 1_000.0}
+
+
+def test_metrics_of_a_users_node_are_shown(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_scouts(program: Program, *rest: Any) -> None:
+        single(program, *rest)
+        for i in range(2):
+            program.add(f"scout/{i}", Scout)
+
+    monkeypatch.setitem(TOPOLOGIES, "single", with_scouts)
+    run = tiny(tmp_path / "r", steps=400)
+    assert run.metrics[-1]["ink"] == 2_000 and run.metrics[-1]["maps_per_s"] > 0, "both together"
+    text = shown(capsys, run.path)
+    assert "scout" in text and "maps/s" in text and "ink 2.0 KB" in text
+    (run.path / "metrics.json").unlink()
+    assert "maps/s" not in shown(capsys, run.path)
+
+
+# The process that holds a run.
 
 
 def test_the_holder_is_found_without_touching_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert holder(tmp_path) == 0
     with exclusive(tmp_path):
-        monkeypatch.setattr(fcntl, "flock", lambda *_: pytest.fail("it would get in the way"))
+        monkeypatch.setattr(fcntl, "flock", lambda *_: pytest.fail("it would disturb the run"))
         assert holder(tmp_path) == os.getpid()
         before = (tmp_path / ".lock").stat()
         assert before.st_mtime_ns == (tmp_path / ".lock").stat().st_mtime_ns
@@ -271,20 +307,20 @@ def test_the_holder_is_found_without_touching_the_lock(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "999999999", "self", "1", "1\n2"])
-def test_a_lock_that_nobody_holds(tmp_path: Path, text: str) -> None:
+def test_a_lock_file_without_a_holder(tmp_path: Path, text: str) -> None:
     (tmp_path / ".lock").write_text(str(os.getpid()) if text == "self" else text)
     assert holder(tmp_path) == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"supervisor": 3, "learner": []}', '{"supervisor": {"pid": 1}}'])
-def test_processes_of_another_run_or_none_are_not_shown(tmp_path: Path, text: str) -> None:
+def test_processes_of_another_run_are_not_shown(tmp_path: Path, text: str) -> None:
     path = written(tmp_path / "r", FULL)
     (path / "processes.json").write_text(text)
     with exclusive(path):
         assert [p.name for p in Watched(path).look().processes] == ["train"]
 
 
-def test_a_pid_that_is_another_programs_by_now_is_not_the_runs(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_a_process_of_the_run(tmp_path: Path) -> None:
     path = written(tmp_path / "r", FULL)
     with subprocess.Popen(["sleep", "60"]) as other, exclusive(path):
         try:
@@ -301,7 +337,7 @@ def test_a_pid_that_is_another_programs_by_now_is_not_the_runs(tmp_path: Path) -
 # The end of a file that grows.
 
 
-def test_lines_are_taken_as_they_come_and_half_ones_left_for_later(tmp_path: Path) -> None:
+def test_lines_are_read_as_they_are_written_and_incomplete_ones_later(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     tail = Tail(path)
     assert tail.read() is None and tail.latest == {}
@@ -314,7 +350,7 @@ def test_lines_are_taken_as_they_come_and_half_ones_left_for_later(tmp_path: Pat
         assert len(tail.latest) == (1 + whole if whole else 0), "numbers that are not in every line are kept"
 
 
-def test_a_line_and_a_half_are_two_when_the_other_half_has_come(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     tail = Tail(path)
     for text, steps in (
@@ -329,7 +365,7 @@ def test_a_line_and_a_half_are_two_when_the_other_half_has_come(tmp_path: Path) 
         assert tail.latest == {"env_steps": steps}
 
 
-def test_garbage_is_passed_over(tmp_path: Path, capsys: Captured) -> None:
+def test_invalid_lines_are_skipped(tmp_path: Path, capsys: Captured) -> None:
     path = written(tmp_path / "r", FULL)
     with open(path / "metrics.jsonl", "ab") as file:
         file.write(b'\n{broken\n\xff\xfe\x00\n7\n[1]\n"text"\nnull\n{"loss": NaN, "env_steps": null, "episodes": "many"}\n')
@@ -338,7 +374,7 @@ def test_garbage_is_passed_over(tmp_path: Path, capsys: Captured) -> None:
     assert "123,456 of 200,000 env steps" in text and "9,999,999" not in text and "4,312 steps/s" in text
 
 
-def test_of_a_long_file_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.jsonl"
     monkeypatch.setattr(top, "END", 1_000)
     lines = [json.dumps({"env_steps": n, f"only_{n}": n, "pad": "x" * 50}).encode() + b"\n" for n in range(10_000)]
@@ -356,7 +392,7 @@ def test_of_a_long_file_only_the_end_is_read(tmp_path: Path, monkeypatch: pytest
     assert tail.latest["env_steps"] == 9_999 and len(tail.latest) < 30, "what came between two looks may be long as well"
 
 
-def test_a_file_that_was_begun_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_new_file_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"env_steps": 500, "loss": 1.0}\n{"env_steps": 600}\n')
     tail = Tail(path)
@@ -366,7 +402,7 @@ def test_a_file_that_was_begun_anew_is_read_anew(tmp_path: Path) -> None:
     assert tail.latest == {"env_steps": 3}
 
 
-def test_a_resume_forgets_what_was_done_again(tmp_path: Path) -> None:
+def test_a_resume_discards_repeated_steps(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"env_steps": 500, "eval_return": 1.0}\n{"env_steps": 400, "resumed_from": 7}\n{"env_steps": 410}\n')
     tail = Tail(path)
@@ -400,7 +436,7 @@ def test_the_picture_fits_the_terminal_however_many_processes_there_are(width: i
     assert sum(line.startswith("actor/") for line in picture(many(64), width)) == 64
 
 
-def test_processes_without_room_are_summed_up() -> None:
+def test_processes_that_do_not_fit_are_summed_up() -> None:
     console = Console(file=io.StringIO(), width=80, record=True)
     console.print(process_table(many(10).processes, 4))
     lines = [line.split() for line in console.export_text().splitlines()]
@@ -410,7 +446,7 @@ def test_processes_without_room_are_summed_up() -> None:
 
 
 def test_it_imports_no_torch(tmp_path: Path) -> None:
-    """Importing that would take longer than looking."""
+    """Importing torch would take longer than everything else."""
     path = written(tmp_path / "r", FULL)
     code = (
         "import sys; from veldt.__main__ import main\n"
@@ -425,5 +461,5 @@ def test_it_imports_no_torch(tmp_path: Path) -> None:
     ("seconds", "text"),
     [(None, "-"), (0.04, "0.0 s"), (7, "7 s"), (119, "119 s"), (120, "2 min"), (9_000, "2 h"), (10**6, "12 days")],
 )
-def test_how_long_ago(seconds: float | None, text: str) -> None:
+def test_ages(seconds: float | None, text: str) -> None:
     assert ago(seconds) == text

@@ -1,4 +1,4 @@
-"""The sentence that names the bottleneck: from lines made by hand, and from runs that have one built in."""
+"""The sentence that names the bottleneck: for lines made by hand, and for runs with a built-in bottleneck."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 import veldt
 from veldt.envs.small import Chain
+from veldt.metrics import ACTOR, LEARNER, MEAN, WAITS, Declarations, Metric, declared
 from veldt.watching.bottleneck import bottleneck
 from veldt.watching.rates import Rates
 
@@ -61,7 +62,7 @@ LINE: dict[str, Any] = {
         ({}, ["balance"]),
     ],
 )
-def test_what_a_line_tells(changes: dict[str, Any], words: list[str]) -> None:
+def test_the_sentence_for_a_line(changes: dict[str, Any], words: list[str]) -> None:
     sentence = bottleneck(LINE | changes)
     assert all(word in sentence for word in words), sentence
     assert sentence.endswith(".") and "\n" not in sentence
@@ -85,17 +86,17 @@ SHARED = "waits 60 % of its time for data; "
         ({"wait/inference": 0.5, "cpu/all": 3.9}, ["all 4 cores are busy: faster environments or more cores"]),
     ],
 )
-def test_what_a_line_tells_where_one_process_acts_for_all(changes: dict[str, Any], words: list[str]) -> None:
+def test_the_sentence_with_central_inference(changes: dict[str, Any], words: list[str]) -> None:
     sentence = bottleneck(CENTRAL | changes)
     assert all(word in sentence for word in (SHARED, *words)), sentence
 
 
-def test_with_central_inference_the_learner_may_still_be_what_all_wait_for() -> None:
+def test_with_central_inference_the_learner_may_still_be_the_bottleneck() -> None:
     sentence = bottleneck(CENTRAL | {"wait/learner": 0.0, "wait/actor": 0.7, "wait/inference": 0.6, "refusing": 0.9})
     assert "learner is the bottleneck" in sentence
 
 
-def test_without_samples_per_insert_it_is_not_offered() -> None:
+def test_without_samples_per_insert_it_is_not_advised() -> None:
     assert "samples_per_insert" not in bottleneck(LINE | {"samples_per_insert": 0.0, "wait/learner": 0.5})
 
 
@@ -104,7 +105,7 @@ def test_one_thread() -> None:
     assert "the learner takes 90 %" in bottleneck(alone, one_thread=True)
     assert "environments take 95 %" in bottleneck(alone | {"busy/learner": 0.02, "busy/env": 0.95}, one_thread=True)
     assert bottleneck({"env_steps": 0}, one_thread=True) == ""
-    assert bottleneck(alone) == "", "processes have not told"
+    assert bottleneck(alone) == "", "processes have not reported"
 
 
 class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
@@ -138,7 +139,7 @@ COMMON: dict[str, Any] = {
     "log.every": 0.4,
 }
 LARGE = {"algorithm.hidden": (1024, 1024)}
-# What is built in: the environment, settings, and what the sentence must say.
+# The environment, the settings, and what the sentence must contain.
 BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "slow environments": (sleepy, {"steps": 2_000}, ["learner waits", "in environments", "add --actors"]),
     "slow learner": (
@@ -160,7 +161,7 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
 
 
 def check_lines(lines: list[dict[str, Any]]) -> None:
-    """Of every line: rates are not negative, shares are shares, and no more cores are used than there are."""
+    """In every line, rates are not negative, fractions are at most 1, and no more cores are used than the machine has."""
     for line in lines:
         assert all(x >= 0 for name, x in line.items() if name.endswith("_per_s")), line
         assert all(-1e-6 <= x <= 1.05 for name, x in line.items() if name.startswith(("busy/", "wait/"))), line
@@ -168,10 +169,10 @@ def check_lines(lines: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("case", BUILT_IN)
-def test_the_bottleneck_that_is_built_in_is_named(case: str, tmp_path: Path) -> None:
+def test_a_built_in_bottleneck_is_named(case: str, tmp_path: Path) -> None:
     env, settings, words = BUILT_IN[case]
     run = veldt.train("apex-dqn", env=env, run=tmp_path / "r", quiet=True, **COMMON | settings)
-    # Lines after the first updates, but for the last one: then all stand still.
+    # Lines after the first updates, without the last one: everything is stopped then.
     check_lines(run.metrics)
     lines = [line for line in run.metrics if line.get("bottleneck") and line.get("learner_steps", 0) > 0][1:-1]
     told = Counter(all(word in line["bottleneck"] for word in words) for line in lines)
@@ -183,7 +184,7 @@ def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
         "apex-dqn", env="CartPole-v1", run=tmp_path / "r", quiet=True, **COMMON | {"steps": 40_000, "log.every": 0.1}
     )
     check_lines(run.metrics)
-    # Lines come faster than processes report: their rates must not be those of several lines taken for one.
+    # Lines are more frequent than reports: a rate must cover all lines since the last report.
     both = [line for line in run.metrics[2:-1] if "inserted_per_s" in line]
     ratios = [line["inserted_per_s"] / line["env_steps_per_s"] for line in both if line["env_steps_per_s"]]
     assert len(ratios) >= 3 and 0.7 < sorted(ratios)[len(ratios) // 2] < 1.3, ratios
@@ -202,8 +203,8 @@ def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
     assert line["inserted_per_s"] / line["blocks_per_s"] == pytest.approx(16, rel=0.2)
 
 
-def test_a_balanced_run_and_one_that_is_resumed_blame_nobody(tmp_path: Path) -> None:
-    """The store was filled before the first update, and all stood still while it was loaded again."""
+def test_a_balanced_run_and_a_resumed_run_have_no_bottleneck(tmp_path: Path) -> None:
+    """The store is filled before the first update, and everything pauses while a checkpoint is loaded."""
     settings = COMMON | {"store.samples_per_insert": 0.5, "store.min_size": 2_000, "log.every": 0.3}
     veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 15_000})
     run = veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 60_000})
@@ -212,14 +213,14 @@ def test_a_balanced_run_and_one_that_is_resumed_blame_nobody(tmp_path: Path) -> 
     assert told and not any("learner is the bottleneck" in sentence for sentence in told), told
 
 
-def test_where_one_process_acts_and_learns_the_largest_part_is_named(tmp_path: Path) -> None:
+def test_in_one_process_the_largest_share_is_named(tmp_path: Path) -> None:
     settings = {"steps": 4_000, "envs_per_actor": 4, "store.min_size": 100, "eval.every": 0, "log.every": 0.2}
     run = veldt.train("dqn", env=quick, run=tmp_path / "r", quiet=True, **{"runtime": "local", **settings})
     check_lines(run.metrics)
     assert "the learner takes" in [line["bottleneck"] for line in run.metrics if "bottleneck" in line][-1]
 
 
-def test_a_rate_is_over_the_time_in_which_its_count_was_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_covers_the_time_since_its_count_was_last_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("veldt.watching.rates.time.monotonic", lambda: now)
     rates = Rates(1.0)
@@ -232,8 +233,59 @@ def test_a_rate_is_over_the_time_in_which_its_count_was_not_told(monkeypatch: py
     found = rates.of({"env_steps": 150, "published": 27}, [])
     assert found["env_steps_per_s"] == 0 and found["published_per_s"] == 10
     now = 104.0
-    assert "published_per_s" not in rates.of({"published": 2}, []), "its process began anew"
+    assert "published_per_s" not in rates.of({"published": 2}, []), "its process was restarted"
     now = 104.5
     assert rates.of({"published": 3}, [])["published_per_s"] == 2
     now = 105.0
-    assert rates.of({"published": 4}, [])["published_per_s"] == 2, "a line that came too soon is no new beginning"
+    assert rates.of({"published": 4}, [])["published_per_s"] == 2, "a line that follows shortly does not restart the rate"
+
+
+def test_rates_follow_from_the_declared_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("veldt.watching.rates.time.monotonic", lambda: now)
+    declarations = declared([])
+    declarations.add("scout", (Metric("maps", "maps", rate="maps_per_s"),))
+    rates = Rates(1.0, declarations)
+    rates.begin({"maps": 5, "env_steps": 0, "notes": 0}, [])
+    now = 102.0
+    found = rates.of({"maps": 25, "env_steps": 8, "notes": 9}, [])
+    assert found["maps_per_s"] == 10 and found["env_steps_per_s"] == 4 and "notes_per_s" not in found
+
+
+# Nodes that the package does not know.
+
+
+def others(*metrics: Metric) -> Declarations:
+    declarations = declared([])
+    declarations.add("scout", metrics)
+    return declarations
+
+
+def test_a_node_of_another_name_is_the_link_that_it_declares() -> None:
+    """Actors and learner under names of their own: the sentence is the same."""
+    line = {name.replace("actor", "player").replace("learner", "pupil"): x for name, x in LINE.items() if "/" in name}
+    line = {name: x for name, x in LINE.items() if "/" not in name} | line | {"wait/pupil": 0.62}
+    declarations = declared([])
+    declarations.add("player", ACTOR)
+    declarations.add("pupil", LEARNER)
+    assert bottleneck(line, declarations=declarations) == bottleneck(LINE | {"wait/learner": 0.62})
+    assert bottleneck(line) == ""
+
+
+def test_a_busy_link_outside_the_chain_is_what_the_learner_waits_for() -> None:
+    line = LINE | {"wait/learner": 0.62, "busy/scout": 0.97}
+    assert "the scout is the bottleneck, busy 97 % of its time" in bottleneck(line, declarations=others())
+    assert "environments" in bottleneck(line | {"busy/scout": 0.5}, declarations=others())
+    assert "environments" in bottleneck(line), "it is not declared"
+
+
+def test_a_link_outside_the_chain_says_what_it_waits_for() -> None:
+    waits = Metric("wait/{kind}", "fraction", MEAN, MEAN, column=WAITS, waits_for="maps")
+    assert bottleneck(LINE | {"wait/scout": 0.4}, declarations=others(waits)).startswith(
+        "The scout waits 40 % of its time for maps; "
+    )
+    assert bottleneck(LINE | {"wait/scout": 0.1}, declarations=others(waits)) == bottleneck(LINE)
+
+
+def test_one_thread_names_a_node_outside_the_chain() -> None:
+    assert "the scout takes 95 %" in bottleneck({"busy/scout": 0.95, "busy/env": 0.02}, True, others())

@@ -21,7 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_run import tiny
 
 from veldt.errors import UserError
-from veldt.watching.sinks import JsonLines, Metrics, Screen, TensorBoard, Wandb, format_seconds, log_to, read_metrics
+from veldt.watching.screen import Screen
+from veldt.watching.sinks import JsonLines, Metrics, TensorBoard, Wandb, log_to, read_metrics
+from veldt.watching.text import format_seconds
 
 
 def line(steps: int, **more: Any) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def test_a_line_cut_short_by_a_kill_is_removed_wherever_it_was_cut(tmp_path: Pat
         assert [json.loads(text)["env_steps"] for text in path.read_text().splitlines()] == [*range(1, whole + 1), 9]
 
 
-def test_after_a_resume_what_was_done_again_is_left_out(tmp_path: Path) -> None:
+def test_after_a_resume_repeated_steps_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     sink = JsonLines(path)
     for x in (
@@ -94,7 +96,7 @@ def test_after_a_resume_what_was_done_again_is_left_out(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30))
-def test_what_is_left_after_resumes_never_goes_back(tmp_path_factory: pytest.TempPathFactory, plan: list) -> None:
+def test_steps_never_decrease_after_resumes(tmp_path_factory: pytest.TempPathFactory, plan: list) -> None:
     """Steps rise within a session; a resume starts again from somewhere at or before the end."""
     path = tmp_path_factory.mktemp("m") / "m.jsonl"
     sink, steps = JsonLines(path), 0
@@ -107,7 +109,7 @@ def test_what_is_left_after_resumes_never_goes_back(tmp_path_factory: pytest.Tem
     assert not plan or found[-1] == steps
 
 
-def test_lines_that_cannot_be_parsed_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_parsed_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text(f"{json.dumps(line(1))}\n{{broken\n\n{json.dumps(line(2))}\n")
     assert [x["env_steps"] for x in read_metrics(path)] == [1, 2]
@@ -129,7 +131,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_dropped_as_a_whole(tmp_path: Pa
     assert scalars(tmp_path)["loss"] == [(1, 1.0), (3, 3.0)]
 
 
-def test_a_sink_that_fails_is_told_once_and_does_not_disturb_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_fails_is_logged_once_and_does_not_disturb_the_others(caplog: pytest.LogCaptureFixture) -> None:
     class Fails:
         closed = 0
 
@@ -215,7 +217,7 @@ def test_every_event_has_its_two_checksums(tmp_path: Path) -> None:
     assert at == len(data) and frames == 2
 
 
-def test_wandb_is_asked_for_by_name_when_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_wandb_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -262,8 +264,8 @@ FULL = line(
 )
 
 
-def test_elsewhere_than_on_a_terminal_a_line_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veldt.watching.sinks.PLAIN_EVERY", 0.0)
+def test_without_a_terminal_lines_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veldt.watching.screen.PLAIN_EVERY", 0.0)
     screen, text = screen_on(terminal=False)
     screen.write(FULL)
     screen.write(line(510, resumed_from=255))
@@ -275,7 +277,7 @@ def test_elsewhere_than_on_a_terminal_a_line_is_plain(monkeypatch: pytest.Monkey
     assert "resumed from learner step 255" in out
 
 
-def test_plain_lines_do_not_flood_but_every_evaluation_is_told() -> None:
+def test_plain_lines_are_rare_but_every_evaluation_is_printed() -> None:
     screen, text = screen_on(terminal=False)
     for steps in range(100):
         screen.write(line(steps, **({"eval_return": 7.0} if steps == 50 else {})))
@@ -285,7 +287,7 @@ def test_plain_lines_do_not_flood_but_every_evaluation_is_told() -> None:
 
 def test_on_a_terminal_the_newest_value_of_each_number_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
-    monkeypatch.setattr("veldt.watching.sinks.Console", lambda **_: Console(file=text, force_terminal=True, width=100))
+    monkeypatch.setattr("veldt.watching.screen.Console", lambda **_: Console(file=text, force_terminal=True, width=100))
     screen = Screen("dqn on CartPole-v1", 1_000)
     try:
         screen.write(line(1))  # before anything is known
@@ -308,10 +310,10 @@ def test_on_a_terminal_the_newest_value_of_each_number_is_shown(monkeypatch: pyt
     assert "It is the learner." in last and "exploring 50.0" not in out, "no plain lines"
 
 
-def test_plain_lines_name_the_bottleneck_when_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veldt.watching.sinks.PLAIN_EVERY", 0.0)
+def test_plain_lines_name_the_bottleneck_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veldt.watching.screen.PLAIN_EVERY", 0.0)
     now = [0.0]
-    monkeypatch.setattr("veldt.watching.sinks.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("veldt.watching.screen.time", SimpleNamespace(monotonic=lambda: now[0]))
     screen, text = screen_on(terminal=False)
     for seconds, sentence in (
         (0, "The learner is busy 97% of its time."),

@@ -1,4 +1,4 @@
-"""Learning curves."""
+"""Learning curves, and rates over time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from PIL import Image
 from test_run import tiny
 from test_view import FULL, OLD
 
-from veldt.cli import plot
-from veldt.cli.plot import PANELS, Curve, Rates, _names, band, group, thin
+from veldt.cli import plot as command
+from veldt.cli.plot import read_curve
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.run import as_plain
+from veldt.watching import plot
+from veldt.watching.plot import PANELS, Rates, _names, band, group, thin
 
 
 def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: object) -> Path:
-    """A run directory, as far as plotting reads one."""
+    """The files of a run directory that plotting reads."""
     import yaml
 
     path.mkdir(parents=True)
@@ -30,12 +32,12 @@ def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: o
     return path
 
 
-def test_several_seeds_become_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_seeds_become_one_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [tiny(tmp_path / f"s{seed}", seed=seed, steps=700, **{"eval.every": 200}) for seed in range(2)]
     out = tmp_path / "curves.png"
-    assert plot.run([*(str(run.path) for run in runs), "-o", str(out)]) == 0
+    assert command.run([*(str(run.path) for run in runs), "-o", str(out)]) == 0
     assert "dqn CartPole-v1" in capsys.readouterr().out
-    assert [len(curves) for curves in group([Curve.read(run.path) for run in runs]).values()] == [2]
+    assert [len(curves) for curves in group([read_curve(run.path) for run in runs]).values()] == [2]
     with Image.open(out) as image:
         assert image.format == "PNG" and image.width > 1_000
         colours = image.convert("RGB").getcolors(maxcolors=10**7)
@@ -51,20 +53,20 @@ def test_a_curve_is_the_greedy_returns_or_else_the_exploring_ones(tmp_path: Path
             {"env_steps": 30, "eval_return": 9.0},
         ],
     )
-    curve = Curve.read(both)
+    curve = read_curve(both)
     assert curve.greedy and curve.env_steps.tolist() == [20, 30] and curve.returns.tolist() == [7, 9]
     assert curve.time_s.tolist() == [0.2, 0.3]
-    curve = Curve.read(written(tmp_path / "b", [{"env_steps": 10, "train_return": 1.0}, {"env_steps": 20}]))
+    curve = read_curve(written(tmp_path / "b", [{"env_steps": 10, "train_return": 1.0}, {"env_steps": 20}]))
     assert not curve.greedy and curve.returns.tolist() == [1]
 
 
-def test_what_was_done_again_is_drawn_once(tmp_path: Path) -> None:
+def test_repeated_steps_are_drawn_once(tmp_path: Path) -> None:
     lines = [{"env_steps": 10, "eval_return": 1.0}, {"env_steps": 20, "eval_return": 2.0}]
     path = written(tmp_path / "a", [*lines, {"env_steps": 10, "resumed_from": 5}, {"env_steps": 20, "eval_return": 3.0}])
-    assert Curve.read(path).returns.tolist() == [1, 3]
+    assert read_curve(path).returns.tolist() == [1, 3]
 
 
-def test_the_band_is_least_mean_and_largest_where_all_seeds_are() -> None:
+def test_the_band_is_smallest_mean_and_largest_where_all_seeds_have_values() -> None:
     xs = [np.array([0.0, 10.0]), np.array([2.0, 8.0]), np.array([0.0, 20.0])]
     ys = [np.array([0.0, 10.0]), np.array([5.0, 5.0]), np.array([0.0, 0.0])]
     grid, low, mean, high = band(xs, ys)
@@ -90,7 +92,7 @@ def test_short_and_disjoint_runs_can_be_drawn(tmp_path: Path, points: int) -> No
         )
         for seed in range(2)
     ]
-    assert plot.run([*map(str, paths), "--out", str(tmp_path / "x.png")]) == 0
+    assert command.run([*map(str, paths), "--out", str(tmp_path / "x.png")]) == 0
     assert (tmp_path / "x.png").stat().st_size > 1_000
 
 
@@ -98,23 +100,23 @@ def test_short_and_disjoint_runs_can_be_drawn(tmp_path: Path, points: int) -> No
 def test_runs_that_differ_in_more_than_their_seed_are_other_curves(tmp_path: Path, change: dict[str, object]) -> None:
     line = [{"env_steps": 1, "eval_return": 1.0}]
     paths = [written(tmp_path / "a", line), written(tmp_path / "b", line, seed=1), written(tmp_path / "c", line, **change)]
-    groups = group([Curve.read(path) for path in paths])
+    groups = group([read_curve(path) for path in paths])
     assert sorted(len(curves) for curves in groups.values()) == [1, 2]
     assert any(str(next(iter(change.values()))) in name for name in groups), "the name says how they differ"
 
 
-def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+def test_an_error_says_what_cannot_be_drawn(tmp_path: Path) -> None:
     good = written(tmp_path / "good", [{"env_steps": 1, "eval_return": 1.0}])
     empty = written(tmp_path / "empty", [{"env_steps": 1}])
     for argv, says in (
-        ([], "Say which runs to plot"),
+        ([], "Name the runs to plot"),
         ([str(tmp_path / "none")], "is not a run directory"),
         ([str(empty)], "has no returns yet"),
         ([str(good), "-o", str(tmp_path / "no" / "x.png")], "cannot be written"),
         ([str(good), "-o", str(tmp_path / "x.zzz")], "cannot be written"),
     ):
         with pytest.raises(UserError, match=says) as caught:
-            plot.run(argv)
+            command.run(argv)
         assert "\n" not in str(caught.value)
 
 
@@ -128,15 +130,15 @@ def pixels(path: Path) -> tuple[int, int]:
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
-    """The axes of the picture that `veldt plot --rates` writes."""
+    """The axes of the image that `veldt plot --rates` writes."""
     figures: list[Any] = []
     save = plot._save
     monkeypatch.setattr(plot, "_save", lambda figure, out: (figures.append(figure), save(figure, out)))
-    assert plot.run([*map(str, argv), "--rates"]) == 0
+    assert command.run([*map(str, argv), "--rates"]) == 0
     return [axis for axis in figures[0].axes if axis.get_visible()]
 
 
-def test_rates_of_a_new_and_an_old_run_become_a_picture(
+def test_rates_of_a_new_and_an_old_run_become_one_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = written(tmp_path / "new", [FULL | {"env_steps": n, "time_s": n / 10, "wait/actor": n / 100} for n in range(50)])
@@ -145,22 +147,22 @@ def test_rates_of_a_new_and_an_old_run_become_a_picture(
     assert [axis.get_title("left") for axis in axes] == [panel.title for panel in PANELS]
     assert pixels(tmp_path / "both.png")[0] > 1_000
     assert "both.png" in capsys.readouterr().out
-    waits = axes[[panel.title for panel in PANELS].index("waiting, of the time")]
+    waits = axes[[panel.title for panel in PANELS].index("waiting, fraction of the time")]
     lines = [line for line in waits.lines if len(line.get_xdata())]
-    assert len(lines) == 2, "the old run did not tell"
+    assert len(lines) == 2, "the old run lacks them"
     np.testing.assert_allclose(lines[0].get_ydata(), np.arange(50) / 100)
     np.testing.assert_allclose(lines[0].get_xdata(), np.arange(50) / 10)
-    assert waits.get_title("right") == "not told by old" and not axes[0].get_title("right")
+    assert waits.get_title("right") == "missing in old" and not axes[0].get_title("right")
     assert [text.get_text() for text in waits.get_legend().get_texts()] == ["actors", "learner"]
 
 
-def test_what_an_old_run_did_not_tell_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_an_old_run_lacks_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = written(tmp_path / "old", [OLD | {"env_steps": n, "time_s": n / 10} for n in range(50)])
     axes = drawn(monkeypatch, old, "-o", tmp_path / "old.png")
     assert [axis.get_title("left") for axis in axes] == ["env steps/s", "updates/s", "replay ratio"]
 
 
-def test_numbers_that_are_missing_null_or_no_numbers_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_invalid_numbers_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[dict[str, Any]] = [
         {"env_steps": 1, "time_s": 1.0, "env_steps_per_s": 10.0, "cpu/all": None},
         {"env_steps": 2, "time_s": 2.0, "env_steps_per_s": None},
@@ -174,7 +176,7 @@ def test_numbers_that_are_missing_null_or_no_numbers_do_no_harm(tmp_path: Path, 
     assert axis.lines[0].get_marker() == ".", "one point alone can be seen"
 
 
-def test_rates_of_a_resumed_run_go_on_in_time(tmp_path: Path) -> None:
+def test_rates_of_a_resumed_run_continue_in_time(tmp_path: Path) -> None:
     lines = [{"env_steps": n, "time_s": n, "env_steps_per_s": n} for n in (10, 20, 30)]
     again = [
         {"env_steps": 20, "time_s": 21.0, "resumed_from": 5},
@@ -191,14 +193,14 @@ def test_rates_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {"env steps/s", "updates/s", "replay ratio", "memory"} <= set(titles)
 
 
-def test_without_a_name_the_picture_is_called_after_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_name_of_the_image_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "r", [{"env_steps": 1, "eval_return": 1.0, "env_steps_per_s": 3.0}])
-    assert plot.run([str(path)]) == 0 and plot.run([str(path), "--rates"]) == 0
+    assert command.run([str(path)]) == 0 and command.run([str(path), "--rates"]) == 0
     assert {x.name for x in tmp_path.glob("*.png")} == {"curves.png", "rates.png"}
 
 
-def test_a_long_run_is_drawn_by_the_means_of_stretches() -> None:
+def test_a_long_run_is_drawn_by_means_over_intervals() -> None:
     x = np.linspace(0, 1_000, 30_000)
     y = np.where(np.arange(30_000) % 2, 1.0, 3.0)
     y[500] = np.nan
@@ -210,7 +212,7 @@ def test_a_long_run_is_drawn_by_the_means_of_stretches() -> None:
     assert len(thin(np.zeros(1_000), np.ones(1_000))[0]) == 1_000, "a clock that stands still"
 
 
-def test_runs_of_one_name_are_told_apart() -> None:
+def test_runs_with_the_same_name_are_distinguished() -> None:
     runs = [Rates(Path(path), np.zeros(0), {}) for path in ("/a/r", "/b/r", "/b/s")]
     assert _names(runs) == ["a/r", "b/r", "s"]
 
@@ -219,10 +221,10 @@ def test_rates_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
     silent = written(tmp_path / "silent", [{"env_steps": 1, "eval_return": 1.0}])
     timeless = written(tmp_path / "timeless", [{"env_steps": 1, "env_steps_per_s": 1.0, "time_s": None}])
     for argv, says in (
-        (["--rates"], "Say which runs to plot"),
+        (["--rates"], "Name the runs to plot"),
         ([str(tmp_path / "none"), "--rates"], "is not a run directory"),
         ([str(silent), "--rates"], "has no rates yet"),
         ([str(timeless), "--rates"], "has no rates yet"),
     ):
         with pytest.raises(UserError, match=says):
-            plot.run(argv)
+            command.run(argv)

@@ -1,17 +1,21 @@
-"""The picture of a run: every number in its link, at every width, whatever is missing."""
+"""The live table: every number in its link, at every width, whichever numbers are missing."""
 
 from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from veldt.watching.view import View, format_seconds, links, number, percent, short
+from veldt.metrics import FACT, RATE, TOTAL, TROUBLE, Declarations, Metric, declared
+from veldt.program import Program
+from veldt.watching.links import links
+from veldt.watching.text import amount, format_seconds, number, percent, short
+from veldt.watching.view import View
 
 SENTENCE = "The learner is the bottleneck: it is busy 97 % of its time; lower store.samples_per_insert (now 8)."
 FULL: dict[str, Any] = {
@@ -93,7 +97,7 @@ def rendered(line: dict[str, Any], width: int = 80, title: str = "apex-dqn on Ca
 
 
 def rows(text: str) -> dict[str, str]:
-    """The rows of the chain by name; what was wrapped onto a line of its own goes with the row above."""
+    """The rows of the chain by name; a wrapped line belongs to the row above."""
     out: dict[str, str] = {}
     name = ""
     below = text[text.index("what else") :].partition("\n")[2]
@@ -147,7 +151,7 @@ def test_there_are_bars_where_there_is_room() -> None:
     assert "━" in rendered(FULL, 120, steps=0) and "━" not in rendered(FULL, 80, steps=0)
 
 
-def test_parts_of_the_time_that_may_be_too_much_stand_out() -> None:
+def test_large_fractions_of_the_time_are_highlighted() -> None:
     def styled(line: dict[str, Any]) -> str:
         console = Console(file=io.StringIO(), width=80, record=True, force_terminal=True, color_system="standard")
         console.print(View("a run", line))
@@ -159,7 +163,7 @@ def test_parts_of_the_time_that_may_be_too_much_stand_out() -> None:
     assert f"\x1b[1m{SENTENCE[:40]}" in styled(FULL)
 
 
-def test_trouble_is_told_only_where_there_is_some() -> None:
+def test_troubles_are_shown_only_if_there_are_any() -> None:
     assert "bad observations" not in rendered(FULL | {"bad_observations": 0.0})
     text = " ".join(rendered(FULL | {"bad_observations": 3.0, "skipped_updates": 2.0}).split())
     assert "bad observations 3" in text and "skipped updates 2" in text
@@ -183,7 +187,7 @@ def test_before_anything_is_known_there_is_no_chain() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_line_of_an_older_run_has_the_links_it_tells_of(width: int) -> None:
+def test_a_line_of_an_older_run_has_the_links_that_it_knows(width: int) -> None:
     text = rendered(OLD, width, steps=2_000)
     found = rows(text)
     assert list(found) == ["environments", "policy", "store", "learner"]
@@ -193,17 +197,17 @@ def test_a_line_of_an_older_run_has_the_links_it_tells_of(width: int) -> None:
     assert "2,006 of 2,000 env steps (100 %)" in text and "replay ratio" in text and "CPU" not in text
 
 
-def test_a_link_is_left_out_where_nothing_is_known_of_it() -> None:
+def test_a_link_without_numbers_is_left_out() -> None:
     assert [link.name for link in links({"blocks_per_s": 3.0})] == ["recorder"]
     assert [link.name for link in links({"wait/actor": 0.0})] == ["recorder"], "0 is a number"
     assert [link.name for link in links({"lag_s": 2.0})] == ["weights"]
-    assert links({"lag_s": 2.0})[0].rest == ("actors 2.0 s behind",)
+    assert links({"lag_s": 2.0})[0].more == ("actors 2.0 s behind",)
     assert links({"busy/policy": 0.5, "env_steps_per_s": 7.0})[1].rate == "7.0 actions/s"
     assert [link.name for link in links({"env_steps_per_s": 7.0})] == ["environments"]
-    assert links({"sigma": 0.2})[0].rest == ("sigma 0.200",)
+    assert links({"sigma": 0.2})[0].more == ("sigma 0.200",)
 
 
-def test_a_ratio_that_is_free_is_called_so() -> None:
+def test_an_unlimited_ratio_is_marked_as_free() -> None:
     assert "7.96 (free)" in rendered(FULL | {"samples_per_insert": 0.0})
     assert "7.96 (asked: 0.5)" in rendered(FULL | {"samples_per_insert": 0.5})
 
@@ -220,7 +224,7 @@ def test_whatever_a_line_holds_it_can_be_shown(line: dict[str, Any], width: int)
     rendered(FULL | line, width)
 
 
-def test_a_terminal_that_knows_ascii_alone_gets_nothing_else() -> None:
+def test_an_ascii_terminal_gets_ascii() -> None:
     raw = io.BytesIO()
     for terminal in (True, False):
         file = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
@@ -257,7 +261,7 @@ def test_short_numbers(x: float, text: str) -> None:
     assert short(x) == text
 
 
-def test_parts_and_numbers() -> None:
+def test_fractions_and_numbers() -> None:
     assert percent(0.314) == "31 %" and percent(0) == "0 %" and percent(1.0) == "100 %"
     line = {"a": 1, "b": float("nan"), "c": "7", "d": None, "e": float("inf"), "f": 2.5}
     assert [number(line, key) for key in "abcdefg"] == [1.0, None, None, None, None, 2.5, None]
@@ -265,3 +269,77 @@ def test_parts_and_numbers() -> None:
 
 def test_time_left_of_long_runs() -> None:
     assert format_seconds(90_061) == "25:01:01" and format_seconds(float("nan")) == "-"
+
+
+# Nodes that the package does not know.
+
+
+class Scout:
+    METRICS: ClassVar = (
+        Metric("maps", "maps", TOTAL, rate="maps_per_s", column=RATE),
+        Metric("ink_used", "bytes", TOTAL),
+        Metric("map_age", "s", link="policy", text="maps are {map_age} old[, {map_errors:n} wrong]"),
+        Metric("torn_maps", "maps", TOTAL, column=TROUBLE),
+        Metric("coverage", "fraction", column=FACT),
+    )
+
+
+SCOUTED = {"maps_per_s": 12.0, "ink_used": 3_000.0, "map_age": 2.0, "busy/scout": 0.95, "wait/scout": 0.02}
+
+
+def scouting() -> Declarations:
+    program = Program()
+    program.scope("far").add("scout/0", Scout)
+    return declared(program.nodes.values())
+
+
+def test_a_metric_of_an_unknown_node_class_is_in_the_table() -> None:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(View("a run", FULL | SCOUTED | {"torn_maps": 2.0, "coverage": 0.25}, 200_000, scouting()))
+    text = console.export_text()
+    found = rows(text)
+    assert list(found) == [*CHAIN, "scout"], "after the links of the chain, under the name of the node"
+    for part in ("12 maps/s", "95 %", "2 %", "ink used 3.0 KB"):
+        assert part in found["scout"], part
+    assert "epsilon 0.051; maps are 2.0 s old" in found["policy"] and "wrong" not in found["policy"]
+    plain = " ".join(text.split())
+    assert "torn maps 2" in plain and "coverage 25 %" in plain
+    assert "maps are 2.0 s old, 3 wrong" in links(SCOUTED | {"map_errors": 3}, scouting())[0].more
+
+
+def test_without_its_declaration_an_unknown_metric_is_left_out() -> None:
+    assert rendered(FULL | SCOUTED) == rendered(FULL)
+
+
+def test_names_of_metrics_are_shown_as_they_are() -> None:
+    declarations = declared([])
+    declarations.add("[red]node", (Metric("a [/b] {c}", "[x]s"), Metric("d", text="{d:no such format}")))
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(View("a run", {"a [/b] {c}": 2.0, "d": 3.0}, 0, declarations))
+    assert "[red]node" in console.export_text(clear=False) and "a [/b] {c} 2 [x]s; 3" in console.export_text()
+
+
+def test_a_second_rate_of_a_link_is_beside_the_first() -> None:
+    declarations = declared([])
+    declarations.add("scout", (Metric(x, x, TOTAL, rate=f"{x}_per_s", column=RATE) for x in ("maps", "notes")))
+    (link,) = links({"maps_per_s": 1.0, "notes_per_s": 2.0}, declarations)
+    assert link.rate == "1.0 maps/s" and link.more == ("2.0 notes/s",)
+
+
+@pytest.mark.parametrize(
+    ("x", "unit", "text"),
+    [
+        (1, "actors", "1 actor"),
+        (2, "actors", "2 actors"),
+        (13.7, "updates", "14 updates"),
+        (0.5, "", "0.5"),
+        (12_345, "", "12,345"),
+        (2, "s", "2.0 s"),
+        (0.314, "fraction", "31 %"),
+        (1_500, "bytes", "1.5 KB"),
+        (1_500, "bytes/s", "1.5 KB/s"),
+        (7, "steps/s", "7.0 steps/s"),
+    ],
+)
+def test_amounts(x: float, unit: str, text: str) -> None:
+    assert amount(x, unit) == text

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from veldt.compiled import njit
 from veldt.counters import Counters
 from veldt.envs import Envs
+from veldt.metrics import ACTOR
 from veldt.records.tree import Array, Tree
 from veldt.seeds import derive
 
@@ -23,6 +24,8 @@ MakeEnvs = Callable[[int], Envs]  # n -> a vector of n environments
 
 class Actor:
     """A worker: each `step()` steps every group of environments whose actions the policy has ready."""
+
+    METRICS: ClassVar = ACTOR
 
     def __init__(
         self,

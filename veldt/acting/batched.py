@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from veldt.acting.seam import Policy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.learning.params import Params
+from veldt.metrics import INFERENCE
 from veldt.records.step import EnvSpec, is_observation
 from veldt.records.tree import Array, Tree
 
@@ -28,6 +29,8 @@ class BatchedPolicy(Policy):
     `wait` seconds: a slow group never delays the others. History and recurrent state of every environment are kept here,
     on the device of the network.
     """
+
+    METRICS: ClassVar = INFERENCE
 
     due: float = math.inf  # time.monotonic() at which the batch is run at the latest
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from veldt.acting.actor import MakeEnvs
 from veldt.counters import Counters
 from veldt.envs import Envs
+from veldt.metrics import EVALUATOR
 from veldt.seeds import derive
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def evaluate(
 
 class Evaluator:
     """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
+
+    METRICS: ClassVar = EVALUATOR
 
     def __init__(
         self, envs: MakeEnvs, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,6 +13,7 @@ from veldt.acting.seam import Policy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.learning.params import Params
+from veldt.metrics import POLICY
 from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
@@ -20,6 +21,8 @@ from veldt.records.tree import Array, Tree
 
 class LocalPolicy(Policy):
     """Inference in this process, with the newest weights of `params`."""
+
+    METRICS: ClassVar = POLICY
 
     due = math.inf  # `send` computes the answer
 

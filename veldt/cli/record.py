@@ -23,7 +23,7 @@ from veldt.errors import UserError
 from veldt.experiment.run import Interrupted, Run
 from veldt.seeds import derive
 from veldt.signals import interruptible
-from veldt.watching.sinks import PLAIN_EVERY
+from veldt.watching.screen import PLAIN_EVERY
 
 EXAMPLE = """Records a demonstration set: whole episodes that an expert plays, or what a run learned.
 

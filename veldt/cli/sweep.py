@@ -10,7 +10,7 @@ import tyro
 import yaml
 
 from veldt.cli.parse import parse
-from veldt.cli.plot import Curve, draw
+from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.checkpoint import exclusive
 from veldt.experiment.run import Interrupted
@@ -18,6 +18,7 @@ from veldt.experiment.sweep.running import Sweep
 from veldt.experiment.sweep.spec import Spec, Trial, read_spec, slug
 from veldt.experiment.sweep.table import scores, table
 from veldt.files import replace_text
+from veldt.watching.plot import Curve, draw
 
 EXAMPLE = """Runs all settings x seeds of a file, several runs at a time, and makes one table and one plot of them.
 
@@ -92,7 +93,7 @@ def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> No
     for trial in trials:
         if trial.result(spec.episodes) is not None:
             try:
-                groups[trial.setting].append(Curve.read(trial.path))
+                groups[trial.setting].append(read_curve(trial.path))
             except UserError:  # it has no returns: there was no evaluation, and no episode ended
                 continue
     groups = {name: curves for name, curves in groups.items() if curves}

@@ -12,6 +12,7 @@ import psutil
 
 from veldt.errors import UserError
 from veldt.records.block import Schema
+from veldt.watching.text import format_bytes as format_bytes
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,6 @@ def parse_capacity(text: str | int) -> tuple[float, str]:
     if not match or match[2] not in UNITS or float(match[1].replace("_", "")) * UNITS[match[2]] < 1:
         raise UserError(f"store.capacity {text!r} is neither steps nor bytes; write it as 100_000 or as 2GB.")
     return float(match[1].replace("_", "")) * UNITS[match[2]], match[2]
-
-
-def format_bytes(n: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if abs(n) < 999.95:  # what would be rounded to 1000.0 belongs to the next unit
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} GB"
 
 
 def available_memory() -> int:

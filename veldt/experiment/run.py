@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import yaml
 
-from veldt import callables
+from veldt import callables, metrics
 from veldt.acting.evaluator import Evaluation, evaluate
 from veldt.acting.policy import LocalPolicy
 from veldt.counters import Counters
@@ -61,7 +61,8 @@ from veldt.topologies.single import single
 from veldt.topologies.stores import demos_size, store_size
 from veldt.watching.bottleneck import bottleneck
 from veldt.watching.rates import Rates
-from veldt.watching.sinks import JsonLines, Metrics, Screen, Sink, TensorBoard, Wandb, log_to, read_metrics
+from veldt.watching.screen import Screen
+from veldt.watching.sinks import JsonLines, Metrics, Sink, TensorBoard, Wandb, log_to, read_metrics
 
 log = logging.getLogger("veldt")
 
@@ -264,7 +265,6 @@ class Session:
         self.earlier_s = 0.0  # of the sessions before this one
         self.number = 0  # of the last checkpoint
         self.evaluations = 0
-        self.rates = Rates(min(config.log.every, LONGEST_RATE_S))
         self.metrics = Metrics([])
         self._saving: threading.Thread | None = None
         self._memory_at, self._memory_used = -math.inf, 0
@@ -302,16 +302,19 @@ class Session:
             "inference_device": config.central.device or config.device,
         }
         program = make_program(config, env)
+        self.declarations = metrics.declared(program.nodes.values())
+        self.rates = Rates(min(config.log.every, LONGEST_RATE_S), self.declarations)
         torch.set_num_threads(config.threads)
         self._claim()
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             self.checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
             self.checkpoints.clean()
             self.checkpoint = self.checkpoints.load()
-            self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet)
+            self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet, self.declarations)
             try:
                 self._introduce(env, size, type(getattr(net, "torso", net)).__name__, parameters)
                 self._write_config()
+                metrics.save(self.declarations, self.path)
                 self.metrics = Metrics(self._sinks())
                 with interruptible(self._stop, "" if self.quiet else "Stopping after a last checkpoint"):
                     with self._runtime(env).start(program) as nodes:
@@ -462,7 +465,8 @@ class Session:
             | {"memory_bytes": self._memory(nodes), "memory_planned": self.memory}
         )
         line |= self._derived(line, nodes)
-        if sentence := bottleneck(line, one_thread=self.config.topology == "single" or not nodes.live):
+        one_thread = self.config.topology == "single" or not nodes.live
+        if sentence := bottleneck(line, one_thread, self.declarations):
             line["bottleneck"] = sentence
         if self._first_update:
             self._first_update = {}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from veldt.learning.feed import Feed
 from veldt.learning.params import Params
 from veldt.learning.publisher import Publisher
 from veldt.learning.updater import Flat, Owned, Updater
+from veldt.metrics import LEARNER
 from veldt.nets.conv import use_bfloat16
 from veldt.records.step import EnvSpec
 from veldt.storing.store import Sample, Store
@@ -70,6 +71,8 @@ class LearnerConfig:
 
 class Learner:
     """A worker: each `step()` is one update, or False if the store has no batch now."""
+
+    METRICS: ClassVar = LEARNER
 
     def __init__(
         self,

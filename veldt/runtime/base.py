@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from veldt.counters import NAMES
 from veldt.program import Program
 from veldt.records.tree import Array
 
 
 class Stuck(RuntimeError):
     """No node can do any work: the program would wait for ever."""
-
-
-def spent(workers: dict[str, Any]) -> dict[str, float]:
-    """Seconds that workers took for parts of their steps, by `part/worker`, since this was last asked."""
-    out: dict[str, float] = {}
-    for name, worker in workers.items():
-        for part, seconds in getattr(worker, "spent", {}).items():
-            out[f"{part}/{name}"] = seconds
-            worker.spent[part] = 0.0
-    return out
-
-
-def busy_parts(seconds: dict[str, float], elapsed: float) -> dict[str, float]:
-    """`busy/kind`: the part of the time that each kind of worker, or part of one, took."""
-    out: dict[str, float] = {}
-    for name, taken in seconds.items():
-        kind = f"busy/{name.partition('/')[0]}"
-        out[kind] = out.get(kind, 0.0) + taken / max(1e-9, elapsed)
-    return out
-
-
-def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """What several nodes tell, as one: what has the same name is averaged; of counts of the whole run the latest holds."""
-    values: dict[str, list[float]] = {}
-    for part in parts:
-        for name, x in part.items():
-            values.setdefault(name, []).append(x)
-    return {name: max(x) if name in NAMES else sum(x) / len(x) for name, x in values.items()}
 
 
 class Nodes(Protocol):

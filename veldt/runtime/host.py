@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from veldt.metrics import busy_shares, declared, merge
 from veldt.program import Given, Node
-from veldt.runtime.base import busy_parts, merge, spent
 
 
 class Host:
     def __init__(self, nodes: Iterable[Node], known: dict[str, Any], given: Callable[[Node], Given]) -> None:
         """`known` has the proxies of nodes that are elsewhere; what is built here is added to it."""
         self.nodes = list(nodes)
+        self.declarations = declared(self.nodes)
         self.objects: dict[str, Any] = {}
         try:
             for node in self.nodes:
@@ -39,19 +40,19 @@ class Host:
 
     def metrics(self) -> dict[str, float]:
         """What the nodes report."""
-        return merge(thing.metrics() for thing in self._with("metrics").values())
+        return merge((thing.metrics() for thing in self._with("metrics").values()), self.declarations)
 
     def busy(self, elapsed: float) -> dict[str, float]:
-        """`busy/role`: the fraction of the elapsed time that each kind of worker took, and parts of their steps."""
-        roles = {node.name: node.role for node, _ in self.workers}
-        for name, seconds in spent(dict((node.name, worker) for node, worker in self.workers)).items():
-            part, _, worker = name.partition("/")
-            self._spent[f"{part}/{worker}"] = self._spent.get(f"{part}/{worker}", 0.0) + seconds
-        taken = {f"{roles[node.name]}/{node.name}": self._busy[i] for i, (node, _) in enumerate(self.workers)}
-        return busy_parts(taken | self._spent, elapsed)
+        """`busy/...`: the fraction of the elapsed time that workers, and parts of their steps, took since `forget_busy`."""
+        for _, worker in self.workers:
+            for part, seconds in getattr(worker, "spent", {}).items():
+                self._spent[part] = self._spent.get(part, 0.0) + seconds
+                worker.spent[part] = 0.0
+        taken = [(node.role, self._busy[i]) for i, (node, _) in enumerate(self.workers)]
+        return busy_shares([*taken, *self._spent.items()], elapsed)
 
     def forget_busy(self) -> None:
-        """Starts anew with the fractions of `busy`."""
+        """Starts the fractions of `busy` anew."""
         self._busy, self._spent = [0.0] * len(self.workers), {}
 
     def cut(self) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from veldt.metrics import STREAM
 from veldt.ports import CALL, LATEST, RESULT, Port, Source
 from veldt.records.tree import Tree
 from veldt.runtime.proxies import PORT, REPLY, Outbox
@@ -42,6 +43,8 @@ class StreamService:
 
     Senders take turns, a message each. After a refusal the same sender is first next time, so that all get a share.
     """
+
+    METRICS: ClassVar = STREAM
 
     def __init__(self, node: Any, ports: Mapping[str, Port], inboxes: Sequence[Requests]) -> None:
         self._node, self._inboxes = node, inboxes

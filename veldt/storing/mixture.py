@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from veldt.errors import UserError
+from veldt.metrics import DEMOS, STORE
 from veldt.ports import Source
 from veldt.records.block import Block
 from veldt.records.tree import Array, Tree
@@ -22,6 +23,8 @@ class Mixture(Store):
     Keys of demonstrations are negative. Importance weights are those of each store's own probabilities, divided by the
     largest of the batch. The limiter counts both kinds of items: how often the learner learns does not depend on the ratio.
     """
+
+    METRICS: ClassVar = (*STORE, *DEMOS)
 
     def __init__(self, own: Replay, demos: Replay, ratio: float) -> None:
         self.own, self.demos, self.ratio = own, demos, ratio

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from veldt.metrics import STORE
 from veldt.ports import Source
 from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
@@ -23,6 +24,8 @@ class UnrollQueue(Store):
     Blocks and counts lie in block memory that may outlive the process: then the queue continues where the process was
     killed, and no item is given out twice.
     """
+
+    METRICS: ClassVar = STORE
 
     def __init__(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
 
+from veldt.metrics import STORE
 from veldt.ports import Source
 from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
@@ -20,6 +21,8 @@ from veldt.storing.store import Blocks, Sample, Store
 class Replay(Store):
     """Blocks, priorities and counts lie in block memory that may outlive the process: then the store continues where the
     process was killed."""
+
+    METRICS: ClassVar = STORE
 
     def __init__(
         self,

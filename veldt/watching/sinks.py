@@ -1,6 +1,6 @@
-"""What a run tells: metrics as JSON lines and TensorBoard events, a log file, and the screen.
+"""Where the metrics and the log of a run go: JSON lines, TensorBoard events, Weights & Biases, a log file.
 
-A full disk never stops training: a line that cannot be written is dropped, and that is said once.
+A full disk never stops training: a line that cannot be written is dropped, with one error in the log.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import re
 import struct
 import sys
 import time
@@ -20,11 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.live import Live
-
 from veldt.errors import UserError
-from veldt.watching.view import View, format_seconds
 
 log = logging.getLogger("veldt")
 
@@ -35,7 +30,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line; every line has time_s, env_steps and learner_steps. A line cut short by a kill is removed."""
+    """One JSON object a line; every line has time_s, env_steps and learner_steps. Removes a line that a kill cut short."""
 
     def __init__(self, path: Path) -> None:
         if path.exists():
@@ -48,7 +43,7 @@ class JsonLines:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
         data = (json.dumps(finite) + "\n").encode()
         size = os.fstat(self._handle).st_size
-        if os.write(self._handle, data) < len(data):  # the disk is full: no half lines
+        if os.write(self._handle, data) < len(data):  # the disk is full: write no half line
             os.ftruncate(self._handle, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -57,7 +52,7 @@ class JsonLines:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file. After a resume, what came after its checkpoint and was done again is left out."""
+    """The lines of a metrics file, without those after a checkpoint that the run was resumed from."""
     lines: list[dict[str, Any]] = []
     for text in path.read_text(errors="replace").splitlines():
         try:
@@ -72,13 +67,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-LARGEST = 3.4e38  # that a float32 can hold
+LARGEST = 3.4e38  # of the numbers that a float32 can hold
 
 
 class TensorBoard:
-    """Scalars in TensorBoard's own file format: length, masked CRC of it, a protobuf Event, masked CRC of that.
+    """Scalars in TensorBoard's file format: a length, its masked CRC, a protobuf Event, its masked CRC.
 
-    Written by hand, because importing a writer takes longer than starting a run.
+    Importing TensorBoard's own writer takes longer than starting a run.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -136,7 +131,7 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 class Wandb:
-    """Weights & Biases, if the user asked for it."""
+    """Weights & Biases, if `log.wandb` is set."""
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
         try:
@@ -165,7 +160,7 @@ class Metrics:
                 sink.write(line)
             except OSError as error:
                 if not self._failed:
-                    log.error("metrics cannot be written (%s); training goes on without them", error)
+                    log.error("metrics cannot be written (%s); training continues without them", error)
                 self._failed = True
 
     def close(self) -> None:
@@ -173,72 +168,8 @@ class Metrics:
             sink.close()
 
 
-PLAIN_EVERY = 5.0  # seconds between two plain lines; evaluations are always told
-ADVICE_EVERY = 10.0  # seconds between two sentences about the bottleneck in plain lines
-
-
-class Screen:
-    """A live picture on a terminal, plain lines elsewhere."""
-
-    def __init__(self, title: str, steps: int, quiet: bool = False) -> None:
-        self.title, self.steps, self.quiet = title, steps, quiet
-        self.console = Console(stderr=False)
-        self._live: Live | None = None
-        self._latest: dict[str, Any] = {}
-        self._spoke = self._advised = -math.inf  # when the last plain line, and the last advice, was printed
-        self._advice = ""
-        if not quiet and self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=4, transient=False)
-            self._live.start()
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    def write(self, line: dict[str, Any]) -> None:
-        self._latest |= {key: x for key, x in line.items() if x is not None}
-        if self._live is not None:
-            self._live.update(View(self.title, dict(self._latest), self.steps))
-        elif not self.quiet and (time.monotonic() - self._spoke >= PLAIN_EVERY or "eval_return" in line):
-            self._spoke = time.monotonic()
-            self.say(self._text(line))
-            self._advise(line.get("bottleneck") or "")
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _advise(self, sentence: str) -> None:
-        """Tells what the bottleneck is, if that is another than the one told last; numbers alone do not make it another."""
-        words = re.sub(r"[\d.,]+", "", sentence)
-        if words and words != self._advice and time.monotonic() - self._advised >= ADVICE_EVERY:
-            self._advice, self._advised = words, time.monotonic()
-            self.say(f"       {sentence}")
-
-    def _text(self, line: dict[str, Any]) -> str:
-        if "resumed_from" in line:
-            return f"resumed from learner step {line['resumed_from']:,}"
-        done = 100 * line["env_steps"] / self.steps
-        parts = [f"{done:3.0f} %  {line['env_steps']:>9,} steps"]
-        for name, key, form in (
-            ("greedy", "eval_return", ".1f"),
-            ("exploring", "train_return", ".1f"),
-            ("loss", "loss", ".3g"),
-            ("epsilon", "epsilon", ".2f"),
-            ("sigma", "sigma", ".2f"),
-            ("env/s", "env_steps_per_s", ",.0f"),
-            ("updates/s", "learner_steps_per_s", ",.0f"),
-            ("ratio", "replay_ratio", ".1f"),
-            ("stored", "store_items", ",.0f"),
-        ):
-            if key in line:
-                parts.append(f"{name} {format(line[key], form)}")
-        return "  ".join([*parts, f"left {format_seconds(line.get('left_s'))}"])
-
-
 class SafeFileHandler(logging.FileHandler):
-    """A log file that a full disk cannot turn into tracebacks."""
+    """A log file that prints no tracebacks if the disk is full."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
@@ -250,7 +181,7 @@ class SafeFileHandler(logging.FileHandler):
 
 @contextmanager
 def log_to(path: Path, quiet: bool = False) -> Iterator[None]:
-    """The package's log goes to this file, and warnings to stderr too."""
+    """Writes the package's log to this file, and warnings to stderr too."""
     file = SafeFileHandler(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [file]

@@ -15,10 +15,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import veldt
 from veldt.errors import UserError
+from veldt.metrics import GATE
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import GREET_S, KEEPALIVE, LOOK_S, METHOD, SERVICE, SILENT_S, grpc, is_unix
 from veldt.runtime.grpc.doors import Door, make_folder, remove_socket
@@ -38,6 +39,8 @@ log = logging.getLogger("veldt")
 
 class Gate:
     """Takes actors in, gives them seats, and stands between their streams and the rings. Runs only while it is stepped."""
+
+    METRICS: ClassVar = GATE
 
     def __init__(
         self,

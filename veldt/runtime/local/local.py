@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from veldt.program import Program
-from veldt.runtime.base import array_state, load_arrays, merge
+from veldt.runtime.base import array_state, load_arrays
 from veldt.runtime.local.orders import Answer
 from veldt.runtime.local.plan import GatePlan, make_plan
 from veldt.runtime.local.state import read_state
@@ -94,8 +94,7 @@ class LocalNodes:
 
     def metrics(self) -> dict[str, float]:
         children = self.supervisor.children.values()
-        out = merge(child.reports.take() for child in children)
-        return out | {"restarts": float(sum(child.restarts for child in children))}
+        return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
 
     def memory(self) -> tuple[list[int], list[int]]:
         supervisor = self.supervisor

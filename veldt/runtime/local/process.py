@@ -22,9 +22,9 @@ import numpy as np
 
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
+from veldt.metrics import merge
 from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node
-from veldt.runtime.base import merge
 from veldt.runtime.host import Host
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
 from veldt.runtime.local.plan import GATE, Channel, Plan, call_rings, calls, stream_ring, streams
@@ -310,7 +310,7 @@ class Process:
         now, cpu = time.perf_counter(), time.process_time()
         served = [service.metrics() for service in self.services if isinstance(service, StreamService)]
         joined = [] if self.gate is None else [self.gate.metrics(), *self.gate.told().values()]
-        self.unsent |= merge([self.host.metrics(), *served, *joined])
+        self.unsent |= merge([self.host.metrics(), *served, *joined], self.host.declarations)
         role, elapsed = self.plan.roles[self.name], now - self.since
         metrics = self.unsent | self.host.busy(elapsed)
         metrics |= {f"wait/{role}": self.waited / elapsed, f"cpu/{role}": (cpu - self.cpu) / elapsed}

@@ -29,6 +29,7 @@ from typing import Any
 
 from veldt.counters import COLUMN, OF_STATE, Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
+from veldt.metrics import Reports, declared
 from veldt.program import ROWS
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, SINCE, Board, SharedRows
@@ -64,6 +65,7 @@ class Options:
 class Supervisor:
     def __init__(self, plan: Plan, options: Options) -> None:
         self.plan, self.options = plan, options
+        self.reports = Reports(declared(plan.nodes.values()))
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
         self.board: Any = None
@@ -191,7 +193,7 @@ class Supervisor:
                 return
             message = json.loads(data)
             if "metrics" in message:
-                child.reports.add(message["metrics"], message["seconds"])
+                self.reports.add(child.name, message["metrics"], message["seconds"])
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:

@@ -1,0 +1,299 @@
+"""Metrics: what nodes report, and how reports add up over nodes and over time.
+
+A node class declares its metrics; everything downstream (sums over nodes, rates, the live table, the bottleneck) follows
+from the declarations:
+
+    class Scout:
+        METRICS: ClassVar = (Metric("maps", "maps", TOTAL, rate="maps_per_s", column=RATE),)
+
+        def metrics(self) -> dict[str, float]:
+            return {"maps": self.maps}
+
+The declarations of the package's own nodes are here, and not beside the nodes, so that `veldt top` reads them without
+importing torch. An undeclared name is averaged over nodes, and its latest value holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from veldt.program import Node
+
+TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
+# Columns of the live table; beside it: a fact of its own, a count that should be 0, and what is not shown at all.
+COLUMNS = RATE, BUSY, WAITS, MORE, FACT, TROUBLE, HIDDEN = "rate", "busy", "waits", "more", "fact", "trouble", "hidden"
+CHAIN = ("environments", "policy", "recorder", "store", "learner", "weights")  # the links, in the order of the table
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a node reports. In the name, {kind} stands for the node's name without scope and index.
+
+    In `text`, {name} is a metric with its unit, {name:n} the number alone, {name:.2f} a format. [Brackets] are left out
+    where a metric inside them is unknown.
+    """
+
+    name: str
+    unit: str = ""  # a plural ("items"), "s", "bytes", "cores", or "fraction", which is shown in percent
+    over_nodes: str = MEAN  # how several nodes' values add up: TOTAL, MEAN or LARGEST
+    over_time: str = LATEST  # what holds for a line: the LATEST value, or the MEAN over the line's time
+    rate: str = ""  # the name of the rate of this count; it is shown instead of the count
+    link: str = ""  # the row of the live table; empty: one named after the node
+    column: str = MORE
+    text: str = ""  # empty: name and value
+    unless: tuple[str, ...] = ()  # not shown where one of these is known
+    waits_for: str = ""  # what a link waits for, if the column is WAITS
+
+    def __post_init__(self) -> None:
+        allowed = ((self.over_nodes, (TOTAL, MEAN, LARGEST)), (self.over_time, (LATEST, MEAN)), (self.column, COLUMNS))
+        for value, values in allowed:
+            if value not in values:
+                raise ValueError(f"metric {self.name}: {value!r} is not one of {', '.join(values)}")
+
+    def of(self, kind: str) -> Metric:
+        """The metric of a node of this name."""
+        name, text = (x.replace("{kind}", kind) for x in (self.name, self.text))
+        return replace(self, name=name, text=text, link=self.link or kind)
+
+
+Metrics = tuple[Metric, ...]
+
+
+def busy(link: str = "", column: str = BUSY, text: str = "", unless: tuple[str, ...] = (), name: str = "{kind}") -> Metric:
+    """The fraction of the time that a worker, or a part of its step, takes."""
+    return Metric(f"busy/{name}", "fraction", MEAN, MEAN, link=link, column=column, text=text, unless=unless)
+
+
+def wait(link: str = "", column: str = WAITS, waits_for: str = "") -> Metric:
+    """The fraction of the time that a process sleeps because it has nothing to do."""
+    return Metric("wait/{kind}", "fraction", MEAN, MEAN, link=link, column=column, waits_for=waits_for)
+
+
+CPU = Metric("cpu/{kind}", "cores", MEAN, MEAN, column=HIDDEN)
+SHARES: Metrics = (busy(), wait(), CPU)  # of any node, if its class does not declare them itself
+
+# The nodes of the package.
+
+ACTOR: Metrics = (
+    busy("environments", MORE, "{busy/{kind}} of the time with the policy", ("busy/env", "busy/policy")),
+    busy("environments", name="env"),
+    wait("recorder", waits_for="the store"),
+    Metric("episodes", "episodes", LARGEST, column=HIDDEN),  # a counter of the run, which every actor reports
+    Metric("bad_observations", "observations", LARGEST, column=TROUBLE),
+    Metric("train_return", column=HIDDEN),
+    Metric("train_length", "steps", column=HIDDEN),
+)
+POLICY: Metrics = (
+    Metric("lag_updates", "updates", MEAN, MEAN, link="weights", text="actors {lag_updates}[, {lag_s}] behind"),
+    Metric("epsilon", link="policy", text="epsilon {epsilon:.3f}"),
+    Metric("sigma", link="policy", text="sigma {sigma:.3f}"),
+)
+INFERENCE: Metrics = (
+    *POLICY,
+    busy(column=HIDDEN),
+    wait("policy", waits_for="steps of the actors"),
+    Metric("inference_batch", "environments", link="policy", text="{inference_batch} at once"),
+)
+STORE: Metrics = (
+    Metric(
+        "store_items", "items", TOTAL, link="store", text="{store_items:n}[ of {store_capacity:n}] items[, {store_bytes}]"
+    ),
+    Metric("store_bytes", "bytes", TOTAL, column=HIDDEN),
+    Metric("store_inserted", "items", TOTAL, rate="inserted_per_s", link="store", column=RATE),
+    Metric("store_sampled", "items", TOTAL, rate="sampled_per_s", link="learner"),
+    Metric("store_evicted", "items", TOTAL, column=HIDDEN),
+    Metric("store_stale", "items", TOTAL, column=HIDDEN),
+)
+DEMOS: Metrics = (Metric("demo_items", "items", TOTAL, column=HIDDEN), Metric("demo_part", "fraction", column=HIDDEN))
+STREAM: Metrics = (
+    Metric("stream_blocks", "blocks", TOTAL, rate="blocks_per_s", link="recorder", column=RATE),
+    Metric("stream_bytes", "bytes", TOTAL, rate="bytes_per_s", link="recorder"),
+    Metric("queue_fill", "fraction", MEAN, MEAN, link="recorder", text="queue {queue_fill} full"),
+    Metric("refusing", "fraction", MEAN, MEAN, link="store", text="refuses {refusing} of blocks"),
+)
+LEARNER: Metrics = (
+    busy("learner"),
+    wait("learner", waits_for="data"),
+    busy("learner", MORE, "drawing {busy/sample}", name="sample"),
+    Metric(
+        "published", "", TOTAL, rate="published_per_s", link="weights", column=RATE, text="{published_per_s:n} published/s"
+    ),
+    Metric("skipped_updates", "updates", TOTAL, column=TROUBLE),
+    Metric("policy_lag", "updates", column=HIDDEN),
+    Metric("loss", column=HIDDEN),
+)
+EVALUATOR: Metrics = (
+    busy(column=HIDDEN),
+    wait(column=HIDDEN),
+    Metric("eval_return", column=HIDDEN),
+    Metric("eval_length", "steps", column=HIDDEN),
+)
+GATE: Metrics = (
+    wait(column=HIDDEN),
+    *(Metric(f"gate_{name}", "bytes", TOTAL, column=HIDDEN) for name in ("bytes_in", "bytes_out")),
+    *(Metric(f"gate_{name}", "frames", TOTAL, column=HIDDEN) for name in ("frames_in", "frames_out", "refused")),
+    Metric("gate_reconnects", "streams", TOTAL, column=HIDDEN),
+    Metric("gate_actors", "actors", TOTAL, column=HIDDEN),
+    Metric("gate_pending", "messages", TOTAL, column=HIDDEN),
+)
+RUN: Metrics = (  # what the run itself adds to a line
+    Metric("env_steps", "steps", LARGEST, rate="env_steps_per_s", link="environments", column=RATE),
+    Metric("learner_steps", "updates", LARGEST, rate="learner_steps_per_s", link="learner", column=RATE),
+    Metric("evaluations", "evaluations", LARGEST, column=HIDDEN),
+    Metric("envs", "environments", link="environments", text="{envs:n}[ in {actors}]"),
+    Metric("actors", "actors", column=HIDDEN),
+    Metric("busy/policy", "fraction", MEAN, MEAN, link="policy", column=BUSY),
+    Metric("lag_s", "s", link="weights", text="actors {lag_s} behind", unless=("lag_updates",)),
+    Metric("store_capacity", "items", column=HIDDEN),
+    Metric("restarts", "processes", column=TROUBLE),
+)
+# How programs of the package call these nodes; those without metrics of their own still have a share of the time.
+NODES: dict[str, Metrics] = {
+    "actor": ACTOR,
+    "policy": POLICY,
+    "inference": INFERENCE,
+    "store": STORE + DEMOS,
+    "learner": LEARNER,
+}
+NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "counters": ()}
+
+
+class Declarations(dict[str, Metric]):
+    """Metrics by name. One that is missing is a mean over nodes, and a mean over time if it is a share of it."""
+
+    def __missing__(self, name: str) -> Metric:
+        share = name.startswith(("busy/", "wait/", "cpu/"))
+        return Metric(name, over_time=MEAN if share else LATEST, link=name, column=HIDDEN)
+
+    def add(self, kind: str, metrics: Iterable[Metric]) -> None:
+        """What nodes of this name report; their share of the time too, where that is not declared."""
+        for metric in metrics:
+            found = metric.of(kind)
+            self[found.name] = found
+            if found.rate:
+                self[found.rate] = Metric(found.rate, f"{found.unit}/s", TOTAL, link=found.link, column=HIDDEN)
+        for metric in SHARES:
+            found = metric.of(kind)
+            self.setdefault(found.name, found)
+
+
+def _package() -> Declarations:
+    out = Declarations()
+    for kind, metrics in {"run": RUN, **NODES, "stream": STREAM}.items():
+        out.add(kind, metrics)
+    return out
+
+
+PACKAGE = _package()
+
+
+def declared(nodes: Iterable[Node]) -> Declarations:
+    """The metrics of all these nodes, of the runtime and of the run."""
+    out = Declarations(PACKAGE)
+    for node in nodes:
+        out.add(node.role, getattr(node.node_class, "METRICS", ()))  # any class can be a node: most declare nothing
+    return out
+
+
+def merge(parts: Iterable[Mapping[str, float]], declarations: Declarations = PACKAGE) -> dict[str, float]:
+    """What several nodes report, as one report."""
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, x in part.items():
+            values.setdefault(name, []).append(x)
+    return {name: _add_up(x, declarations[name].over_nodes) for name, x in values.items()}
+
+
+def _add_up(values: list[float], how: str) -> float:
+    if how == LARGEST:
+        return max(values)
+    return sum(values) if how == TOTAL else sum(values) / len(values)
+
+
+def busy_shares(seconds: Iterable[tuple[str, float]], elapsed: float) -> dict[str, float]:
+    """`busy/kind` from the seconds that workers, or parts of their steps, took."""
+    out: dict[str, float] = {}
+    for kind, taken in seconds:
+        out[f"busy/{kind}"] = out.get(f"busy/{kind}", 0.0) + taken / max(1e-9, elapsed)
+    return out
+
+
+class Reports:
+    """What the processes of a run have reported since the last line."""
+
+    def __init__(self, declarations: Declarations = PACKAGE) -> None:
+        self.declarations = declarations
+        self._latest: dict[str, dict[str, float]] = {}  # process -> its latest values, reported since the last line or not
+        self._new: dict[str, set[str]] = {}  # process -> names reported since the last line
+        self._sums: dict[tuple[str, str], tuple[float, float]] = {}  # (process, name) -> value x seconds, and seconds
+
+    def add(self, process: str, metrics: Mapping[str, float], seconds: float) -> None:
+        """The report of a process on the last `seconds`."""
+        self._latest.setdefault(process, {}).update(metrics)
+        self._new.setdefault(process, set()).update(metrics)
+        for name, x in metrics.items():
+            if self.declarations[name].over_time == MEAN:
+                total, time_s = self._sums.get((process, name), (0.0, 0.0))
+                self._sums[process, name] = total + seconds * x, time_s + seconds
+
+    def take(self) -> dict[str, float]:
+        """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
+        means = {key: total / max(1e-9, time_s) for key, (total, time_s) in self._sums.items()}
+        reported = set().union(*self._new.values())
+        kept = {name for name in reported if self.declarations[name].over_nodes != MEAN}
+        parts = [
+            {name: means.get((process, name), x) for name, x in latest.items() if name in kept | self._new[process]}
+            for process, latest in self._latest.items()
+        ]
+        self._new, self._sums = {process: set() for process in self._latest}, {}
+        return merge(parts, self.declarations)
+
+
+# Declarations in the run directory, for readers that cannot import the user's classes.
+
+FILE = "metrics.json"
+
+
+def save(declarations: Declarations, directory: Path) -> None:
+    """Writes what the package does not declare itself, if there is any; a full disk does not stop the run."""
+    own = [dataclasses.asdict(metric) for name, metric in declarations.items() if PACKAGE.get(name) != metric]
+    aside = directory / f".aside-{FILE}"
+    with contextlib.suppress(OSError):
+        if own:
+            aside.write_text(json.dumps(own, indent=1) + "\n")
+            aside.replace(directory / FILE)
+
+
+def load(directory: Path) -> Declarations:
+    """The declarations of a run, as far as they can be read."""
+    try:
+        entries = json.loads((directory / FILE).read_text())
+    except (OSError, ValueError):
+        entries = []
+    out = Declarations(PACKAGE)
+    for entry in entries if isinstance(entries, list) else []:
+        metric = _parse(entry)
+        if metric is not None:
+            out[metric.name] = metric
+    return out
+
+
+def _parse(entry: Any) -> Metric | None:
+    """A declaration; None: this is not one, or one of a newer version."""
+    names = {field.name for field in dataclasses.fields(Metric)}
+    if not isinstance(entry, dict) or "name" not in entry or not set(entry) <= names:
+        return None
+    unless = entry.get("unless", [])
+    texts = [x for key, x in entry.items() if key != "unless"] + (unless if isinstance(unless, list) else [None])
+    if not all(isinstance(x, str) for x in texts):
+        return None
+    try:
+        return Metric(**entry | {"unless": tuple(unless)})
+    except ValueError:
+        return None

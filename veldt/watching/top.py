@@ -1,0 +1,291 @@
+"""Watching a run from another process.
+
+It reads the files of the run (config.yaml, the end of metrics.jsonl, metrics.json, processes.json) and asks the kernel
+about its processes. It holds no lock and writes nothing, so the run is not disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from veldt import metrics
+from veldt.errors import UserError
+from veldt.watching.text import format_bytes, number, percent, short
+from veldt.watching.view import View
+
+END = 1 << 19  # bytes that are read at the end of a long metrics file
+FIRST_S = 0.25  # between the first two looks: CPU usage is measured from one look to the next
+QUIET_S = 10.0  # age of the last line, or ten times log.every, from which it is highlighted
+
+
+def watch(watched: Watched, console: Console, every: float, once: bool) -> None:
+    """Shows the run until it ends, or once."""
+    look = watched.look()
+    if look.processes:
+        time.sleep(FIRST_S)
+        look = watched.look()
+    if once or not look.pid:
+        console.print(look.picture(console))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(look.picture(console, console.height), refresh=True)
+            if not look.pid:
+                return
+            time.sleep(every)
+            look = watched.look()
+
+
+def show_running(directory: Path, console: Console) -> None:
+    found = [(path, pid) for path in sorted(directory.glob("*")) if (pid := holder(path))]
+    if not found:
+        raise UserError(f"No run is running in {directory}/; name a run directory: veldt top runs/my-run")
+    for path, pid in found:
+        look = Watched(path).look()
+        steps, rate = number(look.line, "env_steps") or 0, number(look.line, "env_steps_per_s")
+        text = f"{path}  {steps:,.0f} of {look.steps:,} env steps"
+        text += "" if rate is None else f", {short(rate)} a second"
+        console.print(f"{text}, process {pid}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"\nWatch one with: veldt top {found[0][0]}", highlight=False, soft_wrap=True, markup=False)
+
+
+def holder(path: Path) -> int:
+    """The process that trains in this directory; 0: none does.
+
+    It has the lock file open. Taking the lock to find out would disturb a run that is about to take it.
+    """
+    try:
+        lock, pid = os.stat(path / ".lock"), int((path / ".lock").read_text())
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except (OSError, ValueError):
+        return 0
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return pid if any(_is_file(entry, lock) for entry in entries) else 0
+    except PermissionError:  # the process belongs to another user
+        return pid if owner == lock.st_uid else 0
+    except OSError:
+        return 0
+
+
+def _is_file(entry: os.DirEntry[str], file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(entry.stat(), file)
+    except OSError:  # closed in the meantime
+        return False
+
+
+class Tail:
+    """The newest value of each number in a metrics file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.latest: dict[str, Any] = {}
+        self._at = 0  # all lines before this byte have been read
+
+    def read(self) -> float | None:
+        """Reads the new lines, and returns their age in seconds; None: there is no file."""
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_size < self._at:  # another file
+                    self._at, self.latest = 0, {}
+                start = max(self._at, status.st_size - END)
+                file.seek(start)
+                data = file.read(END)
+        except OSError:
+            return None
+        stop = data.rfind(b"\n") + 1  # the first and the last line may be incomplete
+        if stop:
+            self._at = start + stop
+        for text in data[:stop].splitlines():
+            self._take(text)
+        return max(0.0, time.time() - status.st_mtime)
+
+    def _take(self, text: bytes) -> None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return
+        if isinstance(line, dict):
+            if "resumed_from" in line:  # the lines before may be of steps that were repeated
+                self.latest = {}
+            self.latest |= {key: x for key, x in line.items() if x is not None}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the run, as the kernel sees it."""
+
+    name: str
+    pid: int
+    state: str
+    cpu: float | None = None  # cores
+    memory: int | None = None  # bytes, including shared memory
+    threads: int | None = None
+    restarts: int | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """The state of a run at one moment."""
+
+    path: Path
+    config: dict[str, Any]
+    line: dict[str, Any]
+    pid: int  # of the process that trains; 0: the run is not running
+    processes: list[Process]
+    age: float | None  # seconds since the last line of metrics
+    killed: bool  # it is not running and did not end by itself
+    declarations: metrics.Declarations = field(default_factory=lambda: metrics.PACKAGE)
+
+    @property
+    def steps(self) -> int:
+        return int(number(self.config, "steps") or 0)
+
+    def picture(self, console: Console, height: int = 0) -> RenderableType:
+        """In `height` lines, of which processes get what the rest leaves; 0: without a limit."""
+        name = " on ".join(str(self.config[key]) for key in ("recipe", "env") if key in self.config)
+        parts: list[RenderableType] = []
+        if self.line:
+            parts.append(View(name, self.line, self.steps, self.declarations))
+        used = sum(len(console.render_lines(part)) for part in parts) + 5  # lines around the processes
+        room = height - used if height else len(self.processes)
+        if self.processes and room >= 2:
+            parts.append(Padding(process_table(self.processes, room), (1 if parts else 0, 0, 0, 0)))
+        text, style = self._status()
+        parts.append(Padding(Text(text, style), (1 if parts else 0, 0, 0, 0)))
+        return Group(*parts)
+
+    def _status(self) -> tuple[str, str]:
+        """One sentence on the state of the run, and its style."""
+        done = number(self.line, "env_steps")
+        if self.pid:
+            if done is None:
+                return f"{self.path} is running as process {self.pid}; it has no metrics yet.", "dim"
+            log = self.config.get("log")
+            every = number(log, "every") if isinstance(log, dict) else None
+            late = self.age is not None and self.age > max(QUIET_S, 10 * (every or 0.0))
+            text = f"{self.path} is running as process {self.pid}; these numbers are {ago(self.age)} old."
+            return text, "yellow" if late else "dim"
+        if done is None:
+            return "This run is not running, and has no metrics.", "yellow"
+        if self.steps and done >= self.steps:
+            return f"This run has ended, {ago(self.age)} ago. Evaluate it with: veldt eval {self.path}", "green"
+        how = "was killed" if self.killed else "stopped"
+        where = f"it {how} at {done:,.0f} of {self.steps:,} env steps, {ago(self.age)} ago"
+        return f"This run is not running: {where}. Go on with: veldt resume {self.path}", "yellow"
+
+
+class Watched:
+    """A run, looked at from another process."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "config.yaml").exists() and not holder(path):
+            raise UserError(f"{path} is not a run directory: it has no config.yaml.")
+        self.path = path
+        self._tail = Tail(path / "metrics.jsonl")
+        self._config: dict[str, Any] = {}
+        self._config_at = 0  # when the file was written
+        self._known: dict[int, psutil.Process] = {}
+
+    def look(self) -> Look:
+        pid = holder(self.path)  # first: a run that has ended has written its last line before
+        age = self._tail.read()
+        table = self._table()
+        processes = list(self._processes(table, pid)) if pid else []
+        config, line, killed = self._read_config(), dict(self._tail.latest), bool(table) and not pid
+        return Look(self.path, config, line, pid, processes, age, killed, metrics.load(self.path))
+
+    def _read_config(self) -> dict[str, Any]:
+        file = self.path / "config.yaml"
+        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
+            written = file.stat().st_mtime_ns
+            if written != self._config_at:
+                values = yaml.safe_load(file.read_text())
+                self._config, self._config_at = values if isinstance(values, dict) else {}, written
+        return self._config
+
+    def _table(self) -> dict[str, Any]:
+        """processes.json, which exists while a run in several processes is running."""
+        try:
+            table = json.loads((self.path / "processes.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return table if isinstance(table, dict) else {}
+
+    def _processes(self, table: dict[str, Any], pid: int) -> Iterator[Process]:
+        entries = {name: entry for name, entry in table.items() if isinstance(entry, dict)}
+        if number(entries.get("supervisor", {}), "pid") != pid:  # one process, or the file of an earlier run
+            entries = {"train": {"pid": pid}}
+        pids = {int(number(entry, "pid") or 0) for entry in entries.values()}
+        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
+        for name, entry in entries.items():
+            restarts = number(entry, "restarts")
+            yield self._process(name, int(number(entry, "pid") or 0), None if restarts is None else int(restarts), pid)
+
+    def _process(self, name: str, pid: int, restarts: int | None, supervisor: int) -> Process:
+        if not pid:
+            return Process(name, pid, "starting", restarts=restarts)
+        try:
+            process = self._known.get(pid)
+            if process is None or not process.is_running():  # is_running: the pid was not reused
+                process = self._known[pid] = psutil.Process(pid)
+                process.cpu_percent()
+            with process.oneshot():
+                if pid != supervisor and not process.name().startswith("veldt"):
+                    raise psutil.NoSuchProcess(pid)
+                cpu, memory, threads = process.cpu_percent() / 100, process.memory_info().rss, process.num_threads()
+                return Process(name, pid, str(process.status()), cpu, memory, threads, restarts)
+        except psutil.Error:
+            self._known.pop(pid, None)
+            return Process(name, pid, "gone", restarts=restarts)
+
+
+def process_table(processes: list[Process], room: int) -> Table:
+    """At most `room` rows; the last one then sums up the rest."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
+    table.add_column("process", style="cyan", no_wrap=True)
+    for name in ("pid", "state", "CPU", "memory", "threads", "restarts"):
+        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    shown = processes if len(processes) <= room else processes[: room - 1]
+    for p in shown:
+        table.add_row(
+            Text(p.name),
+            str(p.pid or "-"),
+            Text(p.state, "red" if p.state in ("gone", "starting", "stopped", "zombie") else ""),
+            "-" if p.cpu is None else percent(p.cpu),
+            "-" if p.memory is None else format_bytes(p.memory),
+            "-" if p.threads is None else str(p.threads),
+            Text("" if p.restarts is None else str(p.restarts), "bold red" if p.restarts else ""),
+        )
+    rest = processes[len(shown) :]
+    if rest:
+        cpu, restarts = sum(p.cpu or 0.0 for p in rest), sum(p.restarts or 0 for p in rest)
+        count = Text(str(restarts), "bold red" if restarts else "")
+        table.add_row(f"{len(rest)} more", "", "", percent(cpu), "", "", count)
+    return table
+
+
+def ago(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
