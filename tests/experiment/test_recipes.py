@@ -9,10 +9,10 @@ import pytest
 
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment import recipes
-from veldt.experiment.config import Config, override
+from veldt.experiment import recipes, rules
+from veldt.experiment.config import Config
 from veldt.experiment.recipes import RECIPES
-from veldt.experiment.run import as_plain, flat
+from veldt.experiment.settings import as_plain, flat, override
 from veldt.seeds import derive
 from veldt.storing.selectors import Prioritized, Uniform
 
@@ -21,7 +21,7 @@ from veldt.storing.selectors import Prioritized, Uniform
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
     config = recipes.make(recipe, env, **({"demos": "there"} if recipe == "r2d3" else {}))
-    config.check()
+    rules.check(config)
     assert config.recipe == recipe and config.env == env
     assert override(recipes.make(recipe, env), as_plain(config)) == config
     assert RECIPES[recipe].__doc__
@@ -53,7 +53,7 @@ def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
 
 def test_r2d3_asks_for_demonstrations() -> None:
     with pytest.raises(UserError, match="give a directory of them with --demos"):
-        recipes.make("r2d3").check()
+        rules.check(recipes.make("r2d3"))
 
 
 def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
@@ -90,7 +90,7 @@ def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
 def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
     def make() -> None:
         config = recipes.make("dqn", **values)
-        config.check()
+        rules.check(config)
 
     with pytest.raises(UserError, match=says) as caught:
         make()
@@ -120,21 +120,21 @@ def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_that_must_be_positive(name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name} must be greater than 0, not {value}"):
-        recipes.make("dqn", **{name: value}).check()
+        rules.check(recipes.make("dqn", **{name: value}))
 
 
 @pytest.mark.parametrize(
     "name", ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every"]
 )
 def test_numbers_that_must_not_be_negative(name: str) -> None:
-    recipes.make("dqn", **{name: 0}).check()
+    rules.check(recipes.make("dqn", **{name: 0}))
     with pytest.raises(UserError, match=f"{name} must not be negative"):
-        recipes.make("dqn", **{name: -1}).check()
+        rules.check(recipes.make("dqn", **{name: -1}))
 
 
 def test_a_rate_that_is_no_number_is_refused() -> None:
     with pytest.raises(UserError, match=r"learner\.lr must be greater than 0"):
-        recipes.make("dqn", **{"learner.lr": float("nan")}).check()
+        rules.check(recipes.make("dqn", **{"learner.lr": float("nan")}))
 
 
 def test_a_store_too_small_to_learn_from_is_refused() -> None:

@@ -28,7 +28,8 @@ from veldt.acting.batched import BatchedPolicy
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
-from veldt.experiment.run import Run, make_gate, train
+from veldt.experiment.launch import make_gate
+from veldt.experiment.run import Run, train
 from veldt.learning.params import LatestParams
 from veldt.program import INCARNATION, Program
 from veldt.records.block import Window

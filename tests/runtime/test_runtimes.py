@@ -18,6 +18,7 @@ import chaos
 import numpy as np
 import pytest
 from chaos import Checker, Oracle, Producer, Sink, Strict, Ticker, config_of, play, program_of, wait
+from running import run_until
 
 from veldt.__main__ import main
 from veldt.acting.actor import Actor
@@ -130,7 +131,7 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
     program = refused(config)
     if not is_local(runtime):
         with pytest.raises(Stuck, match="cannot do any work"):
-            runtime.run(program, lambda nodes: False)
+            run_until(runtime, program, lambda nodes: False)
         return
 
     def scenario(nodes: Any) -> Iterator[None]:
@@ -164,7 +165,7 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
 def test_a_program_that_waits_for_ever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "STUCK_S", 1.0)
     with pytest.raises(Stuck, match=r"actor/0 waiting for work.*look at the store's limiter"):
-        Local(step_timeout=0.4).run(refused(config_of()), lambda nodes: False)
+        run_until(Local(step_timeout=0.4), refused(config_of()), lambda nodes: False)
 
 
 @pytest.mark.parametrize("sleep", [0.0, 0.02], ids=["learner-waits", "actors-wait"])
@@ -251,7 +252,7 @@ def test_a_program_that_cannot_be_built_leaves_nothing_behind(runtime: Any) -> N
     program = program_of(config_of(), Checker, "not a number", "of too many", "arguments")
     before = chaos.belongings()
     with pytest.raises((TypeError, ProcessFailed), match="takes from 3 to 5 positional arguments"):
-        runtime.run(program, lambda nodes: False)
+        run_until(runtime, program, lambda nodes: False)
     assert chaos.belongings() == before
 
 
@@ -374,7 +375,7 @@ def test_a_node_that_only_its_own_process_can_use_is_named() -> None:
     alone = program.add("alone", Ticker)
     program.add("d", Ticker, other={"deep": [alone]})
     with pytest.raises(UserError, match=r"d needs alone, which can be used in one process only: add it with on=alone\."):
-        Local().run(program, lambda nodes: True)
+        run_until(Local(), program, lambda nodes: True)
 
 
 class OfThisModule(Ticker):

@@ -24,7 +24,7 @@ from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.run import load_config
+from veldt.experiment.directory import load_config
 from veldt.records.block import BlockId
 from veldt.storing.limiters import Limiter, MinSize, SamplesPerInsert
 from veldt.storing.mixture import Mixture

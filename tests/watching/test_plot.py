@@ -16,7 +16,7 @@ from veldt.cli import plot
 from veldt.cli.plot import PANELS, Curve, Rates, _names, band, group, thin
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.run import as_plain
+from veldt.experiment.settings import as_plain
 
 
 def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: object) -> Path:

@@ -48,7 +48,7 @@ from veldt.bench.timing import machine
 from veldt.counters import Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
-from veldt.experiment import recipes
+from veldt.experiment import recipes, rules
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
 from veldt.nets import as_float
@@ -58,8 +58,7 @@ from veldt.runtime.grpc.wire import HEADER
 from veldt.runtime.local.process import GatePlan
 from veldt.runtime.local.supervisor import Gate, Local
 from veldt.runtime.remote import policy_messages
-from veldt.topologies.seed import add_inference
-from veldt.topologies.single import add_learner
+from veldt.topologies.wiring import add_inference, add_learner
 
 Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
 CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")
@@ -139,7 +138,7 @@ class InferenceBench:
     def _check(self) -> str:
         """The name of the GPU, if there is to be one."""
         for width in self.widths:
-            self.config(width).check()
+            rules.check(self.config(width))
         if self.slow_actors < 2:
             raise UserError("slow_actors counts the slow one too: it must be at least 2.")
         if self.device == "cpu":
@@ -197,7 +196,7 @@ class InferenceBench:
     def _local(self, config: Config, env: EnvSpec) -> dict[str, float]:
         program, actors = local_program(config, env, self.learner), actors_of(config)
         window = Window(self.seconds, actors, ("stream_bytes",) if self.learner else (), "local", self.learner)
-        Local(queue=config.queue).run(program, window)
+        window.watch(Local(queue=config.queue), program)
         blocks = window.per_step("stream_bytes") if self.learner else 0.0
         return window.figures(batch=self.envs, out=blocks, back=window.weights / window.steps())
 
@@ -212,7 +211,7 @@ class InferenceBench:
             gate = TcpGate({asked: messages}, listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32))
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
         window = Window(self.seconds, actors_of(config), names, "central", self.learner)
-        Local(queue=config.queue, gate=gate).run(program, window)
+        window.watch(Local(queue=config.queue, gate=gate), program)
         if gate is not None:
             out, back = (window.per_step(name) for name in names)
         else:
@@ -280,7 +279,7 @@ class InferenceBench:
         turns: list[dict[str, float]] = []
         for _ in range(self.rounds):
             window = Window(self.seconds, ["actor/0"])
-            Local(gate=Gate({"policy": messages})).run(call_program(env, n), window)
+            window.watch(Local(gate=Gate({"policy": messages})), call_program(env, n))
             turn: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
             turn += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
             names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))
@@ -302,7 +301,7 @@ class InferenceBench:
                 window = Window(self.seconds, actors_of(config))
                 with contextlib.closing(config.envs()) as envs:
                     program = central_program(config, envs.spec, learner=False, slow=slow)
-                Local().run(program, window)
+                window.watch(Local(), program)
                 rates[name] = window.steps(others) / window.elapsed
             turns.append(rates)
         found = medians(turns)
@@ -447,7 +446,7 @@ class Mark(NamedTuple):
 
 
 class Window:
-    """Watches a run (as its `until`) for some seconds, once it is warm."""
+    """Watches a run for some seconds, once it is warm."""
 
     def __init__(
         self,
@@ -465,7 +464,12 @@ class Window:
         self._totals: dict[str, list[tuple[int, float]]] = {name: [] for name in totals}  # (env steps, total)
         self._warm = time.perf_counter()  # since when all work
 
-    def __call__(self, nodes: Any) -> bool:
+    def watch(self, runtime: Local, program: Program) -> None:
+        with runtime.start(program) as nodes:
+            while not self._done(nodes):
+                nodes.step()
+
+    def _done(self, nodes: Any) -> bool:
         told, now = nodes.metrics(), time.perf_counter()
         if self.marks:
             self._note(nodes, told)

@@ -15,7 +15,7 @@ from veldt.learning.params import LatestParams
 from veldt.program import MEMORY, Program
 from veldt.runtime import Nodes
 from veldt.runtime.local.supervisor import Local
-from veldt.topologies.apex import add_actors
+from veldt.topologies.wiring import add_actor
 
 WARM_S = 1.0
 
@@ -51,11 +51,12 @@ class ScalingBench:
         program = Program()
         counters, params = program.add("counters", Counters), program.add("params", LatestParams)
         store = program.add("store", config.make_store, config.schema(env), MEMORY)
-        add_actors(program, config, env, store, params, counters)
+        for i in range(actors):
+            add_actor(program, config, env, i, store, params, counters)
         marks: list[tuple[float, int]] = []
         began = time.perf_counter()
 
-        def until(nodes: Nodes) -> bool:
+        def done(nodes: Nodes) -> bool:
             nonlocal began
             now, steps = time.perf_counter(), nodes.count("env_steps")
             if not steps:
@@ -64,6 +65,8 @@ class ScalingBench:
                 marks.append((now, steps))
             return len(marks) == 2
 
-        Local().run(program, until)
+        with Local().start(program) as nodes:
+            while not done(nodes):
+                nodes.step()
         (t0, steps0), (t1, steps1) = marks
         return (steps1 - steps0) / (t1 - t0)

@@ -12,8 +12,9 @@ import tyro
 
 from veldt.cli.parse import parse
 from veldt.errors import UserError
-from veldt.experiment.memory import format_bytes
-from veldt.experiment.run import MAY_CHANGE, flat, load_config
+from veldt.experiment.directory import MAY_CHANGE, load_config
+from veldt.experiment.settings import flat
+from veldt.machine import format_bytes
 from veldt.records.tree import Array
 from veldt.watching.sinks import read_metrics
 from veldt.watching.view import number

@@ -19,7 +19,8 @@ from veldt.cli.parse import parse
 from veldt.demos import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError
-from veldt.experiment.run import Interrupted, Run
+from veldt.experiment.run import Run
+from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
 from veldt.signals import interruptible
 from veldt.watching.sinks import PLAIN_EVERY

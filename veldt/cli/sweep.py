@@ -13,7 +13,7 @@ from veldt.cli.parse import parse
 from veldt.cli.plot import Curve, draw
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.checkpoint import exclusive
-from veldt.experiment.run import Interrupted
+from veldt.experiment.session import Interrupted
 from veldt.experiment.sweep import Spec, Sweep, Trial, read_spec, scores, slug, table, write
 
 EXAMPLE = """Runs all settings x seeds of a file, so many at once, and makes one table and one plot of them.

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from veldt.cli.parse import parse
 from veldt.errors import UserError
-from veldt.experiment.memory import format_bytes
+from veldt.machine import format_bytes
 from veldt.watching.view import View, number, percent, short
 
 END = 1 << 19  # bytes: of a longer metrics file only so much of its end is read

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from veldt.errors import UserError
-from veldt.experiment.memory import format_bytes
+from veldt.machine import format_bytes
 from veldt.records.tree import Tree
 from veldt.runtime.base import Nodes
 
@@ -174,7 +174,7 @@ class Checkpoints:
     def _save_state(self, path: Path, nodes: Nodes, manifest: dict[str, Any]) -> None:
         weights: Tree = {}
         arrays: Tree = {}
-        manifest["nodes"] = {}
+        manifest |= {"nodes": {}, "learner": ""}  # no name: no node has weights
         for node, state in nodes.state().items():
             manifest["nodes"][node] = {}
             for name, value in state.items():

@@ -51,10 +51,12 @@ import numpy as np
 import yaml
 
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment import recipes
+from veldt.experiment import recipes, rules
 from veldt.experiment.config import Config
-from veldt.experiment.memory import available_memory, format_bytes
-from veldt.experiment.run import MAY_CHANGE, as_plain, check_device, flat, load_config
+from veldt.experiment.directory import MAY_CHANGE, load_config
+from veldt.experiment.launch import check_device
+from veldt.experiment.settings import as_plain, flat
+from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
 from veldt.watching.sinks import read_metrics
 from veldt.watching.view import format_seconds
@@ -264,7 +266,8 @@ def _setting(name: str, values: dict[str, Any]) -> Setting:
     recipe, env = str(values.pop("recipe")), str(values.pop("env"))
     try:
         config = recipes.make(recipe, env, **values)
-        config.check()
+        rules.check(config)
+        rules.refuse_without_effect(config, recipes.make(recipe, env))
         check_device(config.device)
         envs = config.envs()
         envs.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from veldt.counters import NAMES
@@ -44,8 +45,9 @@ def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 class Nodes(Protocol):
     """A running program, as the one who started it sees it."""
 
-    live: bool  # its state is taken while it runs; otherwise it stands still whenever `until` is asked
+    live: bool  # it runs between two steps, and its state is taken meanwhile; otherwise it stands still
 
+    def step(self) -> None: ...  # inline: each worker once; local: one look of the supervisor
     def count(self, name: str) -> int: ...  # a counter of the run, such as env_steps
     def metrics(self) -> dict[str, float]: ...
     def cut(self) -> None: ...  # ends running episodes and brings all they recorded into the store
@@ -59,5 +61,5 @@ class Nodes(Protocol):
 
 
 class Runtime(Protocol):
-    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
-        """Builds the nodes and keeps them working until `until`, asked again and again, says True."""
+    def start(self, program: Program) -> AbstractContextManager[Nodes]:
+        """Builds the nodes, and closes them at the end of the `with`. They work while `Nodes.step` is called."""

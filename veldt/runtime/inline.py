@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from veldt.counters import Counters
 from veldt.program import Program, resolve
-from veldt.runtime.base import Nodes, Stuck, busy_parts, merge, spent
+from veldt.runtime.base import Stuck, busy_parts, merge, spent
 
 
 class Inline:
-    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
+    @contextmanager
+    def start(self, program: Program) -> Iterator[InlineNodes]:
         objects: dict[str, Any] = {}
         try:
             for node in program.nodes.values():
                 objects[node.name] = node.build(*resolve(node.args, objects), **resolve(node.kwargs, objects))
-            nodes = InlineNodes(objects)
-            while not until(nodes):
-                nodes.step()
+            yield InlineNodes(objects)
         finally:
             for thing in objects.values():
                 if hasattr(thing, "close"):

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from veldt.experiment.memory import format_bytes
+from veldt.machine import format_bytes
 
 Line = Mapping[str, Any]  # of metrics.jsonl
 

@@ -28,7 +28,7 @@ CENTRAL, LOCAL = "central", "local"
 
 def assign(config: Any, seat: int) -> dict[str, Any]:
     """What the actor on this seat is to build."""
-    from veldt.experiment.run import as_plain
+    from veldt.experiment.settings import as_plain
 
     i = config.actors + seat
     told = {"index": i, "env": config.env, "inference": config.inference}
@@ -112,10 +112,10 @@ def _local(link: Link, told: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from veldt.experiment import recipes
-    from veldt.experiment.config import override
+    from veldt.experiment.settings import override
     from veldt.program import Program, resolve
     from veldt.runtime.remote import Channel, RemoteParams, RemoteStore
-    from veldt.topologies.apex import add_actor
+    from veldt.topologies.wiring import add_actor
 
     torch.set_num_threads(1)
     values = dict(told["config"])

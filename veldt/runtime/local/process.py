@@ -30,7 +30,6 @@ import numpy as np
 from veldt import callables
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
-from veldt.experiment.memory import STREAM
 from veldt.program import Node, resolve
 from veldt.runtime.base import busy_parts, merge, spent
 from veldt.runtime.local.board import (
@@ -58,6 +57,7 @@ METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; what an error tells is cut to fit in
 SPIN = 400  # looks for work of a process that asks or answers, each after others could run, before it goes to sleep
 CALL_SLOTS = 8
+STREAM = 1 << 20  # bytes of blocks that may be on their way from one actor, for each block of its queue
 GATE = "gate"  # the process that stands between actors without our memory and the others
 
 log = logging.getLogger("veldt")

@@ -27,7 +27,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -40,7 +40,7 @@ from veldt.program import Memory as OwnMemory
 from veldt.program import Node, Program, Ref, walk
 from veldt.records.block import Schema
 from veldt.records.tree import Tree
-from veldt.runtime.base import Nodes, Stuck, merge
+from veldt.runtime.base import Stuck, merge
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import (
     BUILDING,
@@ -113,21 +113,16 @@ class Local:
     queue: int = 16  # blocks that may wait between an actor and the store
     gate: Gate | None = None
 
-    def run(self, program: Program, until: Callable[[Nodes], bool]) -> None:
+    @contextlib.contextmanager
+    def start(self, program: Program) -> Iterator[LocalNodes]:
         with contextlib.ExitStack() as stack:
             gate = None if self.gate is None else self.gate.plan(self.directory, stack)
-            self._run(Supervisor(make_plan(program, self.queue, gate, self.gate), self), until)
-
-    def _run(self, supervisor: Supervisor, until: Callable[[Nodes], bool]) -> None:
-        try:
-            supervisor.start()
-            nodes = LocalNodes(supervisor)
-            while not until(nodes):
-                supervisor.board.hold = nodes.holding
-                supervisor.tick()
-                nodes.refresh()
-        finally:
-            supervisor.stop()
+            supervisor = Supervisor(make_plan(program, self.queue, gate, self.gate), self)
+            try:
+                supervisor.start()
+                yield LocalNodes(supervisor)
+            finally:
+                supervisor.stop()
 
 
 def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, options: Gate | None = None) -> Plan:
@@ -698,6 +693,11 @@ class LocalNodes:
         pids = [each.pid for each in supervisor.zygotes.values()]
         pids += [child.pid for child in supervisor.children.values()]
         return [pid for pid in pids if pid], list(supervisor.descriptors.values())
+
+    def step(self) -> None:
+        self.supervisor.board.hold = self.holding
+        self.supervisor.tick()
+        self.refresh()
 
     def refresh(self) -> None:
         """Takes, now and then, the state that a killed learner would go on from: checkpoints may be hours apart."""
