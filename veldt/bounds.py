@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -58,7 +57,7 @@ def check(config: Any, prefix: str = "") -> None:
 
     The bound of a tuple is that of each of its elements.
     """
-    kind: Hashable = type(config)
+    kind: Any = type(config)
     bounds = _bounds(kind)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+import veldt
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes, rules
 from veldt.experiment.config import Config
+from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
 from veldt.experiment.settings import as_plain, flat, override
 from veldt.seeds import derive
@@ -52,7 +56,7 @@ def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
 
 
 def test_r2d3_asks_for_demonstrations() -> None:
-    with pytest.raises(UserError, match="give a directory of them with --demos"):
+    with pytest.raises(UserError, match="give their directory with --demos"):
         rules.check(recipes.make("r2d3"))
 
 
@@ -189,3 +193,66 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
     assert recipes.make("dqn", "CartPole-v1", **{"learner.lr": "5e-4"}).learner.lr == 5e-4
     with pytest.raises(UserError, match=r"learner\.lr"):
         recipes.make("dqn", "CartPole-v1", **{"learner.lr": "fast"})
+
+
+# Settings without effect.
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "needs"),
+    [
+        ("apex-dqn", {"inference": "central", "actor.refresh": 3}, "actor.refresh .* --inference local"),
+        ("apex-dqn", {"central.wait_ms": 3.0}, "central.wait_ms .* --inference central"),
+        ("dqn", {"learner.decay": 0.5}, "learner.decay .* --learner.optimizer rmsprop"),
+        ("dqn", {"learner.optimizer": "sgd", "learner.eps": 0.5}, "learner.eps .* --learner.optimizer adam or rmsprop"),
+        ("dqn", {"store.alpha": 0.9}, "store.alpha .* --store.selector prioritized"),
+        ("dqn", {"step_timeout": 3.0}, "step_timeout .* --runtime local"),
+        ("dqn", {"runtime": "local", "queue": 3}, "queue .* processes of their own"),
+        ("apex-dqn", {"gate.seats": 3}, "gate.seats .* --gate.listen"),
+        ("apex-dqn", {"gate.compress": True}, "gate.compress .* --transport grpc"),
+        ("r2d2", {"demo_ratio": 0.5}, "demo_ratio .* --demos"),
+        ("impala", {"store.actors_wait": False}, "store.actors_wait .* a replay store"),
+    ],
+    ids=str,
+)
+def test_a_setting_without_effect_is_refused(recipe: str, values: dict[str, Any], needs: str) -> None:
+    base, config = recipes.make(recipe), recipes.make(recipe, **values)
+    rules.check(config)
+    with pytest.raises(UserError, match=needs.replace(" .* ", " has no effect here: it needs .*")):
+        rules.refuse_without_effect(config, base)
+    with pytest.raises(UserError, match="has no effect here"):
+        veldt.train(recipe, **values)
+
+
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "MinAtar/Breakout-v1"])
+def test_hidden_layers_have_no_effect_where_a_cnn_sees_images(env: str) -> None:
+    base = recipes.make("dqn", env)
+    with pytest.raises(UserError, match=r"algorithm\.hidden has no effect here: .*CNN"):
+        rules.refuse_without_effect(override(base, {"algorithm.hidden": (7,)}), base)
+    rules.refuse_without_effect(override(base, {"algorithm.hidden": (7,), "algorithm.convnet": "mlp"}), base)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_recipe_sets_is_never_refused(recipe: str, env: str) -> None:
+    base = recipes.make(recipe, env)
+    for values in ({}, {"runtime": "inline"}, {"inference": "central"}, {"learner.optimizer": "adam"}):
+        rules.refuse_without_effect(override(base, values), base)
+
+
+def test_the_settings_that_scopes_name_exist() -> None:
+    names = {name for recipe in RECIPES for name in flat(recipes.make(recipe))}
+    for scope in rules.SCOPES:
+        for own in scope.names:
+            assert any(name == own or (own.endswith(".") and name.startswith(own)) for name in names), own
+
+
+def test_a_config_of_an_older_run_loads_with_the_settings_that_are_gone(tmp_path: Path) -> None:
+    config = recipes.make("dqn")
+    values = as_plain(config)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values | {"actor": values["actor"] | {"refresh": 1}}))
+    assert load_config(file) == config
+    file.write_text(yaml.safe_dump(values | {"actor": values["actor"] | {"refresh": 5}}))
+    with pytest.raises(UserError, match=r"There is no setting actor\.'refresh'"):
+        load_config(file)

@@ -17,7 +17,7 @@ from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
-from veldt.experiment.rules import SCOPES, Scope, refuse_without_effect, without_effect
+from veldt.experiment.rules import SCOPES, Scope, check, refuse_without_effect, without_effect
 from veldt.experiment.run import train
 from veldt.experiment.settings import as_plain, override
 
@@ -54,6 +54,7 @@ def run(argv: list[str]) -> int:
     if wants_help:
         _show_help(flags, prog, description, default)
     args = parse(Train, flags, prog=prog, description=description, default=default)
+    check(args.config)
     refuse_without_effect(args.config, default.config)
     train(args.config, run=args.run, quiet=args.quiet)
     return 0
