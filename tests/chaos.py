@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from running import run_until
 
 from veldt.algorithms.dqn import DQN
 from veldt.envs.small import Counter
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.run import make_program
 from veldt.learning.learner import Learner
 from veldt.program import Node, Program
 from veldt.runtime.local import zygote
+from veldt.topologies import make_program
 
 log = logging.getLogger("veldt")
 
@@ -138,7 +139,7 @@ def play(runtime: Any, program: Program, scenario: Scenario, seconds: float = 60
         assert time.monotonic() < deadline, f"the scenario has not ended after {seconds} s"
         return next(running[0], "end") == "end"
 
-    runtime.run(program, until)
+    run_until(runtime, program, until)
 
 
 def wait(condition: Callable[[], Any], seconds: float, what: str) -> Iterator[None]:

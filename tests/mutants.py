@@ -1092,7 +1092,7 @@ MUTANTS = [
     Mutant(
         "slots-rounded-down",
         "The last part of a block that the capacity needs is left out, and the store never reaches it.",
-        "experiment/memory.py",
+        "storing/size.py",
         "-(-int(items * (1 + slack)) // schema.starts)",
         "int(items * (1 + slack)) // schema.starts",
         (STORE + "test_a_store_given_steps_has_room_for_them",),
@@ -1100,7 +1100,7 @@ MUTANTS = [
     Mutant(
         "context-not-counted",
         "The rows that blocks repeat as context are left out of the bytes, and the store outgrows them.",
-        "experiment/memory.py",
+        "storing/size.py",
         "block = schema.nbytes + ",
         "block = schema.fresh * schema.layout.nbytes + ",
         (STORE + "test_a_store_given_bytes_stays_within_them",),

@@ -40,7 +40,7 @@ from veldt.metrics import (
     merge,
     save,
 )
-from veldt.program import Program, kind_of
+from veldt.program import ROWS, Program, kind_of
 from veldt.runtime import Inline
 from veldt.runtime.grpc.gate import Gate
 from veldt.runtime.local import zygote
@@ -77,7 +77,7 @@ def make_scout(maps: float, counters: Any) -> Scout:
 
 def scouts() -> Program:
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     program.add("scout/0", Scout, 1.0, counters)
     program.scope("a").scope("b").add("scout/1", make_scout, 3.0, counters)
     return program

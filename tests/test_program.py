@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from running import run_until
 
 from veldt.counters import Counters
 from veldt.program import INCARNATION, Program, Ref, resolve
@@ -67,7 +68,7 @@ def test_nothing_is_built_before_the_runtime_starts_and_all_is_closed_after() ->
         seen.append((nodes.count("env_steps"), told(nodes)))
         return nodes.count("env_steps") == 3
 
-    Inline().run(plan, until)
+    run_until(Inline(), plan, until)
     assert log == ["build service", "build worker", "close service", "close worker"]
     assert [steps for steps, _ in seen] == [0, 1, 2, 3]
     assert seen[-1][1] == {"service": 30.0, "worker": 3.0}
@@ -115,7 +116,7 @@ def test_all_are_closed_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Inline().run(program(log), until)
+        run_until(Inline(), program(log), until)
     assert log[-2:] == ["close service", "close worker"]
 
 
@@ -128,13 +129,13 @@ def test_what_was_built_is_closed_when_the_next_cannot_be_built() -> None:
 
     plan.add("bad", fails)
     with pytest.raises(ZeroDivisionError):
-        Inline().run(plan, lambda nodes: True)
+        run_until(Inline(), plan, lambda nodes: True)
     assert log[-2:] == ["close service", "close worker"]
 
 
 def test_a_program_that_cannot_go_on_says_so_instead_of_waiting() -> None:
     with pytest.raises(Stuck, match=r"worker .*any work"):
-        Inline().run(program(Log(), works=4), lambda nodes: False)
+        run_until(Inline(), program(Log(), works=4), lambda nodes: False)
 
 
 def told(nodes: Nodes) -> dict[str, float]:
@@ -161,7 +162,7 @@ def test_the_time_of_each_kind_of_worker_is_told_as_a_part_of_all() -> None:
             seen.append(nodes.metrics())
         return number == 10
 
-    Inline().run(plan, until)
+    run_until(Inline(), plan, until)
     assert set(seen[1]) == {"busy/actor", "busy/learner"}
     assert 0.9 < sum(seen[1].values()) <= 1.0
     assert 0.55 < seen[1]["busy/learner"] < 0.75 and 0.2 < seen[1]["busy/actor"] < 0.45
@@ -180,9 +181,9 @@ def test_state_goes_out_and_in_by_node() -> None:
         assert told(nodes) == {"service": 20.0, "worker": 2.0}
         return True
 
-    Inline().run(program(Log()), save)
+    run_until(Inline(), program(Log()), save)
     assert set(states[-1]) == {"counters", "service", "worker"}
-    Inline().run(program(Log()), load)
+    run_until(Inline(), program(Log()), load)
 
 
 class Cutter:
@@ -240,7 +241,7 @@ def test_after_a_cut_nobody_has_moved_since(order: tuple[str, str]) -> None:
         nodes.reset(7)
         return True
 
-    Inline().run(plan, until)
+    run_until(Inline(), plan, until)
     assert log.count("cut") >= 3 and log[-1] == "reset 7"
     assert "step" not in log, "who waits to be cut does not step"
 
@@ -255,4 +256,4 @@ def test_a_cut_that_cannot_end_says_so() -> None:
         return True
 
     with pytest.raises(Stuck, match="cutter cannot"):
-        Inline().run(plan, until)
+        run_until(Inline(), plan, until)

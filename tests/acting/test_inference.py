@@ -11,6 +11,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples
+from running import run_until
 from test_remote import Sums, client, serve, server, step
 
 from veldt.acting import batched as inference
@@ -21,11 +22,11 @@ from veldt.algorithms.dqn import DQN
 from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.counters import Counters
 from veldt.experiment import recipes
-from veldt.experiment.run import make_program
 from veldt.learning.params import LatestParams, Weights
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree, spec
 from veldt.runtime import Inline
+from veldt.topologies import make_program
 
 N = 3  # environments of a group
 ENV = EnvSpec("test", {"obs": spec((5,), np.float32)}, spec((), np.int64), spaces.Discrete(3))
@@ -388,5 +389,5 @@ def test_central_inference_in_one_thread_runs_all_groups_in_one_batch(recipe: st
         return nodes.count("env_steps") > 2_000
 
     envs = config.envs()
-    Inline().run(make_program(config, envs.spec), until)
+    run_until(Inline(), make_program(config, envs.spec), until)
     assert set(batches) == {8.0 * actors}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+import veldt
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment import recipes
-from veldt.experiment.config import Config, override
+from veldt.experiment import recipes, rules
+from veldt.experiment.config import Config
+from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
-from veldt.experiment.run import as_plain, flat
+from veldt.experiment.settings import as_plain, flat, override
 from veldt.seeds import derive
 from veldt.storing.selectors import Prioritized, Uniform
 from veldt.topologies.stores import make_replay, store_size
@@ -22,7 +26,7 @@ from veldt.topologies.stores import make_replay, store_size
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
     config = recipes.make(recipe, env, **({"demos": "there"} if recipe == "r2d3" else {}))
-    config.check()
+    rules.check(config)
     assert config.recipe == recipe and config.env == env
     assert override(recipes.make(recipe, env), as_plain(config)) == config
     assert RECIPES[recipe].__doc__
@@ -53,8 +57,8 @@ def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
 
 
 def test_r2d3_asks_for_demonstrations() -> None:
-    with pytest.raises(UserError, match="give a directory of them with --demos"):
-        recipes.make("r2d3").check()
+    with pytest.raises(UserError, match="give their directory with --demos"):
+        rules.check(recipes.make("r2d3"))
 
 
 def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
@@ -91,7 +95,7 @@ def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
 def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
     def make() -> None:
         config = recipes.make("dqn", **values)
-        config.check()
+        rules.check(config)
 
     with pytest.raises(UserError, match=says) as caught:
         make()
@@ -121,21 +125,21 @@ def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_that_must_be_positive(name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name} must be greater than 0, not {value}"):
-        recipes.make("dqn", **{name: value}).check()
+        rules.check(recipes.make("dqn", **{name: value}))
 
 
 @pytest.mark.parametrize(
     "name", ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every"]
 )
 def test_numbers_that_must_not_be_negative(name: str) -> None:
-    recipes.make("dqn", **{name: 0}).check()
+    rules.check(recipes.make("dqn", **{name: 0}))
     with pytest.raises(UserError, match=f"{name} must not be negative"):
-        recipes.make("dqn", **{name: -1}).check()
+        rules.check(recipes.make("dqn", **{name: -1}))
 
 
 def test_a_rate_that_is_no_number_is_refused() -> None:
     with pytest.raises(UserError, match=r"learner\.lr must be greater than 0"):
-        recipes.make("dqn", **{"learner.lr": float("nan")}).check()
+        rules.check(recipes.make("dqn", **{"learner.lr": float("nan")}))
 
 
 def test_a_store_too_small_to_learn_from_is_refused() -> None:
@@ -191,3 +195,66 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
     assert recipes.make("dqn", "CartPole-v1", **{"learner.lr": "5e-4"}).learner.lr == 5e-4
     with pytest.raises(UserError, match=r"learner\.lr"):
         recipes.make("dqn", "CartPole-v1", **{"learner.lr": "fast"})
+
+
+# Settings without effect.
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "needs"),
+    [
+        ("apex-dqn", {"inference": "central", "actor.refresh": 3}, "actor.refresh .* --inference local"),
+        ("apex-dqn", {"central.wait_ms": 3.0}, "central.wait_ms .* --inference central"),
+        ("dqn", {"learner.decay": 0.5}, "learner.decay .* --learner.optimizer rmsprop"),
+        ("dqn", {"learner.optimizer": "sgd", "learner.eps": 0.5}, "learner.eps .* --learner.optimizer adam or rmsprop"),
+        ("dqn", {"store.alpha": 0.9}, "store.alpha .* --store.selector prioritized"),
+        ("dqn", {"step_timeout": 3.0}, "step_timeout .* --runtime local"),
+        ("dqn", {"runtime": "local", "queue": 3}, "queue .* processes of their own"),
+        ("apex-dqn", {"gate.seats": 3}, "gate.seats .* --gate.listen"),
+        ("apex-dqn", {"gate.compress": True}, "gate.compress .* --transport grpc"),
+        ("r2d2", {"demo_ratio": 0.5}, "demo_ratio .* --demos"),
+        ("impala", {"store.actors_wait": False}, "store.actors_wait .* a replay store"),
+    ],
+    ids=str,
+)
+def test_a_setting_without_effect_is_refused(recipe: str, values: dict[str, Any], needs: str) -> None:
+    base, config = recipes.make(recipe), recipes.make(recipe, **values)
+    rules.check(config)
+    with pytest.raises(UserError, match=needs.replace(" .* ", " has no effect here: it needs .*")):
+        rules.refuse_without_effect(config, base)
+    with pytest.raises(UserError, match="has no effect here"):
+        veldt.train(recipe, **values)
+
+
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "MinAtar/Breakout-v1"])
+def test_hidden_layers_have_no_effect_where_a_cnn_sees_images(env: str) -> None:
+    base = recipes.make("dqn", env)
+    with pytest.raises(UserError, match=r"algorithm\.hidden has no effect here: .*CNN"):
+        rules.refuse_without_effect(override(base, {"algorithm.hidden": (7,)}), base)
+    rules.refuse_without_effect(override(base, {"algorithm.hidden": (7,), "algorithm.convnet": "mlp"}), base)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_a_recipe_sets_is_never_refused(recipe: str, env: str) -> None:
+    base = recipes.make(recipe, env)
+    for values in ({}, {"runtime": "inline"}, {"inference": "central"}, {"learner.optimizer": "adam"}):
+        rules.refuse_without_effect(override(base, values), base)
+
+
+def test_the_settings_that_scopes_name_exist() -> None:
+    names = {name for recipe in RECIPES for name in flat(recipes.make(recipe))}
+    for scope in rules.SCOPES:
+        for own in scope.names:
+            assert any(name == own or (own.endswith(".") and name.startswith(own)) for name in names), own
+
+
+def test_a_config_of_an_older_run_loads_with_the_settings_that_are_gone(tmp_path: Path) -> None:
+    config = recipes.make("dqn")
+    values = as_plain(config)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(values | {"actor": values["actor"] | {"refresh": 1}}))
+    assert load_config(file) == config
+    file.write_text(yaml.safe_dump(values | {"actor": values["actor"] | {"refresh": 5}}))
+    with pytest.raises(UserError, match=r"There is no setting actor\.'refresh'"):
+        load_config(file)

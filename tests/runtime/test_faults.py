@@ -651,7 +651,7 @@ def test_memory_is_bounded_and_counts_are_exact_when_the_learner_is_slow(seconds
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"store.capacity": "100000GB"}, "The store needs .* of memory is free; lower store.capacity"),
+        ({"store.capacity": "100000GB"}, "The store needs .* of RAM is free; lower store.capacity"),
         ({"actors": 0}, "actors must be greater than 0, not 0"),
         ({"actors": 5000}, "5000 actors are too many for"),
     ],

@@ -29,9 +29,10 @@ from veldt.acting.batched import BatchedPolicy
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
-from veldt.experiment.run import Run, make_gate, train
+from veldt.experiment.launch import make_gate
+from veldt.experiment.run import Run, train
 from veldt.learning.params import LatestParams
-from veldt.program import INCARNATION, Program
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.block import Window
 from veldt.runtime.local import zygote
 from veldt.runtime.local.supervisor import Gate, Local
@@ -80,7 +81,7 @@ class Counting:
 def counting_program(actors: int, groups: int, n: int) -> tuple[Program, Any]:
     env = make_env(Routed).spec
     program = Program()
-    counters, params = program.add("counters", Counters), program.add("params", LatestParams)
+    counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     total = actors * groups
     policy = program.add(
         "inference", BatchedPolicy, Counting(), env, params, counters, np.zeros(total * n), 0, total, n, total * n, 1e-3

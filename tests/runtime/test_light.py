@@ -28,7 +28,7 @@ from veldt.envs import make_env
 from veldt.envs.small import Chain
 from veldt.envs.vector import _flags, _inside
 from veldt.errors import ProcessFailed
-from veldt.program import Program
+from veldt.program import ROWS, Program
 from veldt.runtime.local import zygote
 from veldt.runtime.local.supervisor import Local, make_plan
 
@@ -85,7 +85,7 @@ def teller() -> Callable[..., Any]:
 
 def tellers(path: Path, **light: bool) -> Program:
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     for name, x in light.items():
         program.add(name, teller(), path / name, counters, light=x)
     return program
@@ -98,7 +98,7 @@ def told(path: Path, name: str) -> Any:
 def actors(env: Any = "CartPole-v1") -> Program:
     """A policy in a process with torch, and two actors that ask it."""
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     policy = program.add("policy", Asked)
     for i in range(2):
         envs = functools.partial(make_env, env)

@@ -18,13 +18,14 @@ import chaos
 import numpy as np
 import pytest
 from chaos import Checker, Oracle, Producer, Sink, Strict, Ticker, config_of, play, program_of, wait
+from running import run_until
 
 from veldt.__main__ import main
 from veldt.acting.actor import Actor
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import ProcessFailed, UserError
-from veldt.program import INCARNATION, Program
+from veldt.program import INCARNATION, ROWS, Program
 from veldt.records.block import Schema, Window
 from veldt.records.tree import spec
 from veldt.runtime import Inline, Stuck
@@ -59,7 +60,7 @@ def is_local(runtime: Any) -> bool:
 def central(pause: float = 0.0, actors: int = 2, groups: int = 2, n: int = 3) -> Program:
     """Actors that ask one policy for everything."""
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     policy = program.add("policy", Oracle, pause)
     envs = functools.partial(make_env, Strict)
     for i in range(actors):
@@ -95,7 +96,7 @@ def test_the_blocks_of_each_actor_arrive_in_order_and_unchanged(runtime: Any) ->
     rows = {"obs": spec((3,), np.float32), "frame": spec((40, 40), np.float64), "action": spec((), np.int64)}
     schema = Schema(rows, Window(lookahead=2), 4)
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     sink = program.add("sink", Sink, schema, counters)
     for i in range(3):
         program.add(f"producer/{i}", Producer, sink, schema, i, counters, 200)
@@ -131,7 +132,7 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
     program = refused(config)
     if not is_local(runtime):
         with pytest.raises(Stuck, match="cannot do any work"):
-            runtime.run(program, lambda nodes: False)
+            run_until(runtime, program, lambda nodes: False)
         return
 
     def scenario(nodes: Any) -> Iterator[None]:
@@ -165,7 +166,7 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
 def test_a_program_that_waits_for_ever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "STUCK_S", 1.0)
     with pytest.raises(Stuck, match=r"actor/0 waiting for work.*look at the store's limiter"):
-        Local(step_timeout=0.4).run(refused(config_of()), lambda nodes: False)
+        run_until(Local(step_timeout=0.4), refused(config_of()), lambda nodes: False)
 
 
 @pytest.mark.parametrize("sleep", [0.0, 0.02], ids=["learner-waits", "actors-wait"])
@@ -252,7 +253,7 @@ def test_a_program_that_cannot_be_built_leaves_nothing_behind(runtime: Any) -> N
     program = program_of(config_of(), Checker, "not a number", "of too many", "arguments")
     before = chaos.belongings()
     with pytest.raises((TypeError, ProcessFailed), match="takes from 3 to 5 positional arguments"):
-        runtime.run(program, lambda nodes: False)
+        run_until(runtime, program, lambda nodes: False)
     assert chaos.belongings() == before
 
 
@@ -333,7 +334,7 @@ def test_blocks_read_beside_the_store_are_whole(tmp_path: Path) -> None:
 
 def tickers() -> Program:
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     a = program.add("a", Ticker, counters, 300, level=1.0, label="a")
     program.add("b", Ticker, counters, 200, level=3.0, label="b", other=a, on=a)
     program.add("c", Ticker, counters, 100, level=8.0, label="c")
@@ -375,7 +376,7 @@ def test_a_node_that_only_its_own_process_can_use_is_named() -> None:
     alone = program.add("alone", Ticker)
     program.add("d", Ticker, other={"deep": [alone]})
     with pytest.raises(UserError, match=r"d needs alone, which can be used in one process only: add it with on=alone\."):
-        Local().run(program, lambda nodes: True)
+        run_until(Local(), program, lambda nodes: True)
 
 
 class OfThisModule(Ticker):
@@ -393,7 +394,7 @@ def test_classes_and_lambdas_of_a_test_module_travel(runtime: Any) -> None:
             return worked
 
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     program.add("a", OfThisModule, counters, 10)
     program.add("b", Inner, counters, 10)
     program.add("c", lambda counters: Ticker(counters, step), counters)

@@ -19,7 +19,8 @@ from test_run import tiny
 import veldt
 from veldt.errors import UserError
 from veldt.experiment.checkpoint import Checkpoints
-from veldt.experiment.run import Run, load_config
+from veldt.experiment.directory import load_config
+from veldt.experiment.run import Run
 
 SOURCE = Path(veldt.__file__).parent
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}

@@ -24,7 +24,7 @@ from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.run import load_config
+from veldt.experiment.directory import load_config
 from veldt.ports import Source
 from veldt.storing.limiters import Limiter, MinSize, SamplesPerInsert
 from veldt.storing.mixture import Mixture
@@ -376,13 +376,13 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_anything_
     counter, out = recorded(tmp_path / "counter", at_random, episodes=3), tmp_path / "r"
     nowhere = str(tmp_path / "nowhere")
     for recipe, changes, says in (
-        ("r2d3", {}, "r2d3 learns from demonstrations too: give a directory of them with --demos"),
+        ("r2d3", {}, "r2d3 needs demonstrations: give their directory with --demos"),
         ("r2d3", {"demos": nowhere}, "there is no such directory"),
         ("r2d3", {"demos": str(tmp_path)}, "no demonstration set that can be read"),
         ("dqn", {"demos": str(counter.path)}, "do not fit CartPole-v1"),
-        ("r2d3", {"demos": str(carts.path), "demo_ratio": 1.5}, "demo_ratio is a probability, from 0 to 1, not 1.5"),
-        ("impala", {"demos": str(carts.path)}, "impala learns each step once, from a queue"),
-        ("seed-vtrace", {"demos": str(carts.path)}, "seed-vtrace learns each step once, from a queue"),
+        ("r2d3", {"demos": str(carts.path), "demo_ratio": 1.5}, "demo_ratio must be from 0 to 1, not 1.5"),
+        ("impala", {"demos": str(carts.path)}, "impala uses each step once, from a queue"),
+        ("seed-vtrace", {"demos": str(carts.path)}, "seed-vtrace uses each step once, from a queue"),
     ):
         with pytest.raises(UserError, match=says):
             veldt.train(recipe, env="CartPole-v1", run=out, quiet=True, steps=200, **changes)

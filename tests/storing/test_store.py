@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from oracles import earlier_episode, examples, make_block
 
 from veldt.errors import UserError
-from veldt.experiment.memory import Size, check_memory, format_bytes, parse_capacity, plan_size
+from veldt.experiment.ram import check_memory
+from veldt.machine import format_bytes
 from veldt.ports import Source
 from veldt.records.block import Schema, Window
 from veldt.records.tree import PACKED, spec
@@ -20,6 +21,7 @@ from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
+from veldt.storing.size import Size, parse_capacity, plan_size
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
 STATE = {"h": spec((3,), np.float32)}

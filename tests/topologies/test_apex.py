@@ -23,9 +23,9 @@ import veldt
 from veldt.acting.policy import LocalPolicy
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.config import LadderConfig
-from veldt.experiment.memory import used_memory
-from veldt.experiment.run import Run, process_age
+from veldt.experiment.exploration import LadderConfig
+from veldt.experiment.run import Run
+from veldt.machine import process_age, used_memory
 from veldt.program import Program
 from veldt.storing.limiters import MinSize, SamplesPerInsert
 from veldt.topologies.apex import apex

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from gymnasium import spaces
+from running import run_until
 from test_run import Stop, crash, stopping, whole_state
 
 import veldt
@@ -27,7 +28,7 @@ from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.store import Sample
-from veldt.topologies.impala import impala
+from veldt.topologies.apex import apex
 from veldt.topologies.stores import store_builder
 
 TINY: dict[str, Any] = {
@@ -52,14 +53,14 @@ def inline(config: Any, rounds: int) -> dict[str, Any]:
     """The program's nodes after so many rounds in one thread."""
     program, found = Program(), {}
     envs = config.envs()
-    impala(program, config, envs.spec)
+    apex(program, config, envs.spec)
 
     def until(nodes: Any) -> bool:
         found.update(nodes.objects)
         found["rounds"] = found.get("rounds", -1) + 1
         return bool(found["rounds"] == rounds)
 
-    Inline().run(program, until)
+    run_until(Inline(), program, until)
     return found
 
 
@@ -155,7 +156,7 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
 
     program, done = Program(), [0]
     envs = config.envs()
-    impala(program, config, envs.spec)
+    apex(program, config, envs.spec)
     program.nodes["learner"] = dataclasses.replace(program.nodes["learner"], build=Watched)
     counts: dict[str, int] = {}
 
@@ -169,7 +170,7 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
             return True
         return False
 
-    Inline().run(program, until)
+    run_until(Inline(), program, until)
     assert counts["inserted"] == counts["sampled"] + counts["left"]
     assert len(seen) == len(set(seen)), "a step was learned from twice"
     # Steps that are not there yet are in the queue, or were acted but never ended (a cut ends them).
@@ -185,7 +186,7 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
 def test_actors_wait_while_the_queue_is_full() -> None:
     config = recipes.make("impala", **TINY | {"runtime": "inline", "eval.every": 0})
     program = Program()
-    impala(program, config, config.envs().spec)
+    apex(program, config, config.envs().spec)
     del program.nodes["learner"]  # nobody takes anything out
     counts: list[int] = []
 
@@ -194,7 +195,7 @@ def test_actors_wait_while_the_queue_is_full() -> None:
         return len(counts) > 200
 
     with pytest.raises(Exception, match="cannot do any work"):
-        Inline().run(program, until)
+        run_until(Inline(), program, until)
     # 20 unrolls of 8 are in the queue; each environment has one more that waits, and the row after it.
     assert counts[-1] <= 8 * 20 + 8 * (8 + 2) + 8
 

@@ -16,7 +16,7 @@ from veldt.cli import plot as command
 from veldt.cli.plot import read_curve
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.run import as_plain
+from veldt.experiment.settings import as_plain
 from veldt.watching import plot
 from veldt.watching.plot import PANELS, Rates, _names, band, group, thin
 

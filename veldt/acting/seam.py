@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from veldt.ports import call, stream
+import numpy as np
+
+from veldt.ports import Examples, call, stream
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
 
 
@@ -32,3 +35,10 @@ class Policy(Protocol):
 
     @property
     def due(self) -> float: ...  # when a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting
+
+
+def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
+    """For groups of n environments."""
+    step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
+    action = np.zeros((n, *env.action.shape), env.action.dtype)
+    return {"send": Examples([(0, step)], [{"action": action}])}

@@ -13,7 +13,7 @@ from veldt.bench.timing import machine
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.program import Program
-from veldt.runtime import Inline, Nodes
+from veldt.runtime import Inline
 from veldt.topologies.single import single
 
 HIDDEN, BATCH, START, LR, TARGET = (64, 64), 64, 1_000, 1e-3, 250
@@ -79,16 +79,12 @@ class DqnBench:
         single(program, config, config.envs().spec)
         began: list[tuple[float, int, int]] = []
 
-        def until(nodes: Nodes) -> bool:
-            steps = nodes.count("env_steps")
-            if len(began) == 0 and steps >= 2 * START:
-                began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
-            if steps < self.steps:
-                return False
+        with Inline().start(program) as nodes:
+            while (steps := nodes.count("env_steps")) < self.steps:
+                if not began and steps >= 2 * START:
+                    began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
+                nodes.step()
             began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
-            return True
-
-        Inline().run(program, until)
         return _rate(began)
 
     def _theirs(self, seed: int) -> tuple[float, float]:

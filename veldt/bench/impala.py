@@ -19,7 +19,7 @@ from veldt.bench.timing import machine
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.program import Program
-from veldt.topologies.impala import impala
+from veldt.topologies.apex import apex
 
 EVAL_EVERY = 20_000
 
@@ -68,7 +68,7 @@ class ImpalaBench:
     def _ours(self, seed: int) -> dict[str, float]:
         config = bench_config(self.actors, self.envs, seed)
         program = Program()
-        impala(program, config, config.envs().spec)
+        apex(program, config, config.envs().spec)
         rates = measure(program, self.seconds, ("env_steps", "episodes", "learner_steps"), ("policy_lag",))
         # An unroll has a row for each step, and one for the end of each episode, which does not train.
         rows, acted = rates["env_steps"] + rates["episodes"], rates["env_steps"]

@@ -42,27 +42,26 @@ from veldt.acting.actor import Actor
 from veldt.acting.batched import BatchedPolicy
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
+from veldt.acting.seam import send_examples
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side
 from veldt.bench.timing import machine
 from veldt.counters import Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
-from veldt.experiment import recipes
+from veldt.experiment import recipes, rules
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
 from veldt.nets.tensors import as_float
-from veldt.program import INCARNATION, Program
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
-from veldt.runtime.local.process import GatePlan
-from veldt.runtime.local.supervisor import Gate, Local
-from veldt.runtime.remote import policy_messages
-from veldt.topologies.seed import add_inference
-from veldt.topologies.single import add_learner
+from veldt.runtime.local.local import Gate, Local
+from veldt.runtime.local.plan import GatePlan, Messages, messages_of
 from veldt.topologies.stores import add_store
+from veldt.topologies.wiring import add_inference, add_learner
 
 Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
 CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")
@@ -142,7 +141,7 @@ class InferenceBench:
     def _check(self) -> str:
         """The name of the GPU, if there is to be one."""
         for width in self.widths:
-            self.config(width).check()
+            rules.check(self.config(width))
         if self.slow_actors < 2:
             raise UserError("slow_actors counts the slow one too: it must be at least 2.")
         if self.device == "cpu":
@@ -200,27 +199,26 @@ class InferenceBench:
     def _local(self, config: Config, env: EnvSpec) -> dict[str, float]:
         program, actors = local_program(config, env, self.learner), actors_of(config)
         window = Window(self.seconds, actors, ("stream_bytes",) if self.learner else (), "local", self.learner)
-        Local(queue=config.queue).run(program, window)
+        window.watch(Local(queue=config.queue), program)
         blocks = window.per_step("stream_bytes") if self.learner else 0.0
         return window.figures(batch=self.envs, out=blocks, back=window.weights / window.steps())
 
     def _central(self, config: Config, env: EnvSpec, contender: Contender) -> dict[str, float]:
         program = central_program(config, env, self.learner)
-        messages = policy_messages(env, self.envs // self.groups)
-        asked = "recorder" if self.learner else "inference"
+        messages = messages_of(program.nodes["recorder" if self.learner else "inference"])
         gate: Gate | None = None
         if contender == "grpc-unix":
-            gate = Gate({asked: messages})
+            gate = Gate()
         elif contender == "grpc-tcp":
-            gate = TcpGate({asked: messages}, listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32))
+            gate = TcpGate(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32))
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
         window = Window(self.seconds, actors_of(config), names, "central", self.learner)
-        Local(queue=config.queue, gate=gate).run(program, window)
+        window.watch(Local(queue=config.queue, gate=gate), program)
         if gate is not None:
             out, back = (window.per_step(name) for name in names)
         else:
             calls = window.calls / window.steps()
-            out, back = (calls * sum(x.nbytes for x in trees[0].values()) for trees in messages)
+            out, back = (calls * size for size in call_bytes(messages))
         return window.figures(statistics.fmean(window.batches), out, back)
 
     @torch.inference_mode()
@@ -278,12 +276,11 @@ class InferenceBench:
         config, n = self.config(self.widths[0]), self.envs // self.groups
         with contextlib.closing(config.envs()) as envs:
             env = envs.spec
-        messages = policy_messages(env, n)
-        question, answer = (HEADER.size + sum(x.nbytes for x in trees[0].values()) for trees in messages)
+        question, answer = (HEADER.size + size for size in call_bytes(messages_of(call_program(env, n).nodes["policy"])))
         turns: list[dict[str, float]] = []
         for _ in range(self.rounds):
             window = Window(self.seconds, ["actor/0"])
-            Local(gate=Gate({"policy": messages})).run(call_program(env, n), window)
+            window.watch(Local(gate=Gate()), call_program(env, n))
             turn: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
             turn += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
             names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))
@@ -305,7 +302,7 @@ class InferenceBench:
                 window = Window(self.seconds, actors_of(config))
                 with contextlib.closing(config.envs()) as envs:
                     program = central_program(config, envs.spec, learner=False, slow=slow)
-                Local().run(program, window)
+                window.watch(Local(), program)
                 rates[name] = window.steps(others) / window.elapsed
             turns.append(rates)
         found = medians(turns)
@@ -344,7 +341,7 @@ def actors_of(config: Config) -> list[str]:
 def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] | None = None) -> Program:
     """`veldt.topologies.seed` with clocks; without learner there is nobody who records either."""
     program, central, total = Program(), config.central, config.actors * config.envs_per_actor
-    counters, params = program.add("counters", Counters), program.add("params", LatestParams)
+    counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     if learner:
         store = add_store(program, config, config.schema(env))
         add_learner(program, config, env, store, params, counters)
@@ -366,13 +363,15 @@ def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] 
             together=central.groups,
             device=central.device,
             threads=config.threads,
+            examples=send_examples(env, config.envs_per_actor // central.groups),
         )
     for i, name in enumerate(actors_of(config)):
         timed = program.add(f"timed/{i}", TimedPolicy, policy, light=True)
         envs = functools.partial(make_env, SLOW if name in (slow or ()) else config.env, protocol=config.protocol)
         groups = tuple(range(i * central.groups, (i + 1) * central.groups))
         n = config.envs_per_actor // central.groups
-        program.add(name, Actor, envs, n, timed, counters, config.seed, name, groups, INCARNATION, on=timed, light=True)
+        args = (envs, n, timed, counters, config.seed, name, groups, INCARNATION)
+        program.add(name, Actor, *args, on=timed, light=True, elsewhere=True)
     return program
 
 
@@ -397,7 +396,7 @@ class CountingPolicy(LocalPolicy):
 def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
     """`veldt.topologies.apex` with clocks; without learner there is nobody who records either."""
     program, n = Program(), config.envs_per_actor
-    counters, params = program.add("counters", Counters), program.add("params", LatestParams)
+    counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     store = None
     if learner:
         store = add_store(program, config, config.schema(env))
@@ -417,12 +416,19 @@ def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
 def call_program(env: EnvSpec, n: int) -> Program:
     """One who asks, and one who answers at once."""
     program = Program()
-    counters = program.add("counters", Counters)
+    counters = program.add("counters", Counters, ROWS)
     step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
-    policy = program.add("policy", AtOnce, np.zeros((n, *env.action.shape), env.action.dtype), light=True)
+    action, examples = np.zeros((n, *env.action.shape), env.action.dtype), send_examples(env, n)
+    policy = program.add("policy", AtOnce, action, light=True, examples=examples)
     timed = program.add("timed/0", TimedPolicy, policy, light=True)
-    program.add("actor/0", Caller, timed, step, counters, on=timed, light=True)
+    program.add("actor/0", Caller, timed, step, counters, on=timed, light=True, elsewhere=True)
     return program
+
+
+def call_bytes(messages: Messages) -> tuple[int, int]:
+    """Bytes of the largest request and of the largest reply."""
+    there, back = (max(sum(x.nbytes for x in tree.values()) for tree in trees) for trees in messages[1:])
+    return there, back
 
 
 class TcpGate(Gate):
@@ -451,7 +457,7 @@ class Mark(NamedTuple):
 
 
 class Window:
-    """Watches a run (as its `until`) for some seconds, once it is warm."""
+    """Watches a run for some seconds, once it is warm."""
 
     def __init__(
         self,
@@ -469,7 +475,12 @@ class Window:
         self._totals: dict[str, list[tuple[int, float]]] = {name: [] for name in totals}  # (env steps, total)
         self._warm = time.perf_counter()  # since when all work
 
-    def __call__(self, nodes: Any) -> bool:
+    def watch(self, runtime: Local, program: Program) -> None:
+        with runtime.start(program) as nodes:
+            while not self._done(nodes):
+                nodes.step()
+
+    def _done(self, nodes: Any) -> bool:
         told, now = nodes.metrics(), time.perf_counter()
         if self.marks:
             self._note(nodes, told)

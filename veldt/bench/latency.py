@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from veldt.acting.seam import Policy
 from veldt.records.tree import Array, Tree
 
 if TYPE_CHECKING:
-    from veldt.acting.seam import Policy
     from veldt.counters import Counters
 
 QUANTILES = 1000  # of the latencies that are told of a window
@@ -26,7 +26,7 @@ SLOWER = 100  # times
 WARM_CALLS = 200
 
 
-class TimedPolicy:
+class TimedPolicy(Policy):
     """A policy around another: how long it takes from the first attempt to send a group's step to its actions."""
 
     def __init__(self, policy: Policy) -> None:
@@ -98,7 +98,7 @@ def percentiles(parts: Iterable[tuple[int, list[float]]]) -> tuple[float, float]
 # A call, and nothing else.
 
 
-class AtOnce:
+class AtOnce(Policy):
     """A policy that knows the actions beforehand."""
 
     due = math.inf

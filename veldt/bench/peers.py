@@ -15,7 +15,7 @@ from typing import Any
 from veldt.errors import UserError
 from veldt.program import Program
 from veldt.runtime import Nodes
-from veldt.runtime.local.supervisor import Local
+from veldt.runtime.local.local import Local
 
 WARM_S = 2.0
 GAUGE_S = 0.25
@@ -30,7 +30,7 @@ def measure(program: Program, seconds: float, counters: tuple[str, ...], gauges:
     seen: dict[str, list[float]] = {name: [] for name in gauges}
     looked = 0.0
 
-    def until(nodes: Nodes) -> bool:
+    def done(nodes: Nodes) -> bool:
         nonlocal looked
         now, counts = time.perf_counter(), [nodes.count(name) for name in counters]
         begun = not marks and nodes.count("learner_steps") > 0
@@ -42,7 +42,9 @@ def measure(program: Program, seconds: float, counters: tuple[str, ...], gauges:
                 seen[name] += [told[name]] if name in told else []
         return len(marks) == 3
 
-    Local().run(program, until)
+    with Local().start(program) as nodes:
+        while not done(nodes):
+            nodes.step()
     (t0, before), (t1, after) = marks[1:]
     rates = {name: (b - a) / (t1 - t0) for name, a, b in zip(counters, before, after, strict=True)}
     return rates | {name: statistics.fmean(values or [float("nan")]) for name, values in seen.items()}

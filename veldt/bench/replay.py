@@ -21,13 +21,14 @@ from veldt.algorithms.dqn import DQN
 from veldt.bench.learner import PIXELS
 from veldt.bench.timing import alternate, machine
 from veldt.errors import UserError
-from veldt.experiment.memory import available_memory, format_bytes, plan_size
+from veldt.machine import available_memory, format_bytes
 from veldt.records.block import Block, Schema, window_items
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Prioritized
+from veldt.storing.size import plan_size
 from veldt.storing.windows import copy_windows
 
 VECTORS = EnvSpec("vectors", {"obs": spec((16,), np.float32)}, spec((), np.int64), spaces.Discrete(6))

@@ -12,11 +12,11 @@ from veldt.bench.timing import machine
 from veldt.counters import Counters
 from veldt.experiment import recipes
 from veldt.learning.params import LatestParams
-from veldt.program import Program
+from veldt.program import CELL, ROWS, Program
 from veldt.runtime import Nodes
-from veldt.runtime.local.supervisor import Local
-from veldt.topologies.apex import add_actors
+from veldt.runtime.local.local import Local
 from veldt.topologies.stores import add_store
+from veldt.topologies.wiring import add_actor
 
 WARM_S = 1.0
 
@@ -50,13 +50,14 @@ class ScalingBench:
         config = recipes.make("apex-dqn", "veldt/Spin-v0", steps=1 << 40, **settings)
         env = config.envs().spec
         program = Program()
-        counters, params = program.add("counters", Counters), program.add("params", LatestParams)
+        counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
         store = add_store(program, config, config.schema(env))
-        add_actors(program, config, env, store, params, counters)
+        for i in range(actors):
+            add_actor(program, config, env, i, store, params, counters)
         marks: list[tuple[float, int]] = []
         began = time.perf_counter()
 
-        def until(nodes: Nodes) -> bool:
+        def done(nodes: Nodes) -> bool:
             nonlocal began
             now, steps = time.perf_counter(), nodes.count("env_steps")
             if not steps:
@@ -65,6 +66,8 @@ class ScalingBench:
                 marks.append((now, steps))
             return len(marks) == 2
 
-        Local().run(program, until)
+        with Local().start(program) as nodes:
+            while not done(nodes):
+                nodes.step()
         (t0, steps0), (t1, steps1) = marks
         return (steps1 - steps0) / (t1 - t0)

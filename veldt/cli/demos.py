@@ -13,7 +13,7 @@ import tyro
 
 from veldt.cli.parse import parse
 from veldt.demos.set import Demos
-from veldt.experiment.memory import format_bytes
+from veldt.machine import format_bytes
 from veldt.records.tree import Array
 
 BINS = 10

@@ -10,7 +10,8 @@ import tyro
 
 from veldt.cli.parse import parse
 from veldt.errors import UserError
-from veldt.experiment.run import MAY_CHANGE, flat, load_config
+from veldt.experiment.directory import MAY_CHANGE, load_config
+from veldt.experiment.settings import flat
 from veldt.watching.plot import Curve, Rates, draw, draw_rates, group
 
 

@@ -20,7 +20,8 @@ from veldt.demos.recording import MAX_LENGTH, Recording, record
 from veldt.demos.scripted import Scripted, make_played
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError
-from veldt.experiment.run import Interrupted, Run
+from veldt.experiment.run import Run
+from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
 from veldt.signals import interruptible
 from veldt.watching.screen import PLAIN_EVERY

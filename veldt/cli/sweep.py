@@ -13,7 +13,7 @@ from veldt.cli.parse import parse
 from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.checkpoint import exclusive
-from veldt.experiment.run import Interrupted
+from veldt.experiment.session import Interrupted
 from veldt.experiment.sweep.running import Sweep
 from veldt.experiment.sweep.spec import Spec, Trial, read_spec, slug
 from veldt.experiment.sweep.table import scores, table

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from veldt.cli.parse import parse
 from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.config import Config, override
+from veldt.experiment.config import Config
+from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
-from veldt.experiment.run import as_plain, load_config, train
+from veldt.experiment.rules import SCOPES, Scope, check, refuse_without_effect, without_effect
+from veldt.experiment.run import train
+from veldt.experiment.settings import as_plain, override
 
 EXAMPLE = """
 
@@ -37,20 +42,20 @@ class Train:
 
 def run(argv: list[str]) -> int:
     recipe, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+    wants_help = "-h" in flags or "--help" in flags
     if not recipe:
-        if "-h" in flags or "--help" in flags:
-            recipe = next(iter(RECIPES))
-        else:
+        if not wants_help:
             raise UserError(
                 f"Say which recipe to train: {', '.join(RECIPES)}; for example veldt train dqn --env CartPole-v1"
             )
-    args = parse(
-        Train,
-        flags,
-        prog=f"veldt train {recipe}",
-        description=f"Trains {recipe}: {RECIPES[recipe].__doc__}{EXAMPLE}" if recipe in RECIPES else "",
-        default=Train(_defaults(recipe, flags)),
-    )
+        recipe = next(iter(RECIPES))
+    default = Train(_defaults(recipe, flags))
+    prog, description = f"veldt train {recipe}", f"Trains {recipe}: {RECIPES[recipe].__doc__}{EXAMPLE}"
+    if wants_help:
+        _show_help(flags, prog, description, default)
+    args = parse(Train, flags, prog=prog, description=description, default=default)
+    check(args.config)
+    refuse_without_effect(args.config, default.config)
     train(args.config, run=args.run, quiet=args.quiet)
     return 0
 
@@ -76,3 +81,50 @@ def _peek(flags: list[str], name: str) -> str | None:
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
     return None
+
+
+def _show_help(flags: list[str], prog: str, description: str, default: Train) -> None:
+    """Prints the flags that have an effect together with the other flags of this command, and exits."""
+    others = [word for word in flags if word not in ("-h", "--help")]
+    args = parse(Train, others, prog=prog, description=description, default=default)
+    idle = without_effect(args.config)
+    absent = "\n".join(f"  {', '.join(map(_flag, scope.names))}: {scope.needs}" for scope in _outermost(idle))
+    description = f"{description}\nNot listed, because they have no effect here without what follows them:\n{absent}"
+    parse(Train, ["--help"], prog, description, args, registry=_hiding(args.config, idle))
+
+
+def _outermost(idle: dict[str, str]) -> list[Scope]:
+    """The scopes of these settings, but for those inside a group that has no effect as a whole."""
+    scopes = [scope for scope in SCOPES if scope.needs in idle.values()]
+    return [x for x in scopes if not any(x is not other and all(name in other for name in x.names) for other in scopes)]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}" + ("*" if name.endswith(".") else "")
+
+
+def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
+    """Makes tyro leave out these settings of the config."""
+    groups = {id(part): f"{f.name}." for f in dataclasses.fields(config) if f.name and (part := getattr(config, f.name))}
+    groups[id(config)] = ""
+    registry, entered = ConstructorRegistry(), [False]
+
+    def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if entered[0] or id(info.default) not in groups or not dataclasses.is_dataclass(info.default):
+            return None
+        entered[0] = True
+        spec: Any = ConstructorRegistry.get_struct_spec(info)  # tyro's own
+        entered[0] = False
+        prefix = groups[id(info.default)]
+        shown = [f for f in spec.fields if not _is_idle(f"{prefix}{f.name}", f.default, idle)]
+        return StructConstructorSpec(spec.instantiate, tuple(shown))
+
+    registry.struct_rule(rule)
+    return registry
+
+
+def _is_idle(name: str, value: Any, idle: dict[str, str]) -> bool:
+    """A group is idle if all its settings are."""
+    if not dataclasses.is_dataclass(value):
+        return name in idle
+    return all(f"{name}.{f.name}" in idle for f in dataclasses.fields(value))

@@ -170,7 +170,7 @@ class Checkpoints:
     def _save_state(self, path: Path, nodes: Nodes, manifest: dict[str, Any]) -> None:
         weights: Tree = {}
         arrays: Tree = {}
-        manifest["nodes"] = {}
+        manifest |= {"nodes": {}, "learner": ""}  # no name: no node has weights
         for node, state in nodes.state().items():
             manifest["nodes"][node] = {}
             for name, value in state.items():

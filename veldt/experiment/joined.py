@@ -34,7 +34,7 @@ CENTRAL, LOCAL = "central", "local"
 
 def assign(config: Any, seat: int) -> dict[str, Any]:
     """What the actor on this seat is to build."""
-    from veldt.experiment.run import as_plain
+    from veldt.experiment.settings import as_plain
 
     i = config.actors + seat
     told = {"index": i, "env": config.env, "inference": config.inference}
@@ -120,10 +120,10 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
     import torch
 
     from veldt.experiment import recipes
-    from veldt.experiment.config import override
+    from veldt.experiment.settings import override
     from veldt.learning.params import LatestParams
     from veldt.storing.store import Store
-    from veldt.topologies.apex import add_actor
+    from veldt.topologies.wiring import add_actor
 
     torch.set_num_threads(1)
     values = dict(told["config"])

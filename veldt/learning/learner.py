@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from veldt.algorithms.base import Algorithm, Loss
+from veldt.bounds import above, at_least, between
 from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.learning import diagnosis, optim, params
@@ -37,35 +38,35 @@ BAD_IN_A_ROW = 10  # updates that are not finite before the run stops
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    batch: int = 64
+    batch: Annotated[int, above(0)] = 64
     """Items in one update."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
     """rmsprop is the papers' one, with epsilon inside the square root."""
-    lr: float = 1e-3
+    lr: Annotated[float, above(0)] = 1e-3
     """Learning rate."""
     anneal: bool = False
     """The learning rate falls linearly to 0 over the run."""
-    eps: float = 1e-5
+    eps: Annotated[float, at_least(0)] = 1e-5
     """Epsilon of the optimizer."""
-    decay: float = 0.95
+    decay: Annotated[float, between(0, 1)] = 0.95
     """Decay of RMSProp's averages."""
-    momentum: float = 0.0
+    momentum: Annotated[float, at_least(0)] = 0.0
     """Momentum of RMSProp."""
     centered: bool = True
     """RMSProp divides by the gradient's standard deviation (DQN), otherwise by its root mean square (A3C, IMPALA)."""
-    clip_norm: float = 10.0
+    clip_norm: Annotated[float, at_least(0)] = 10.0
     """The gradient's norm is clipped to this; 0: not clipped."""
-    target_every: int = 100
+    target_every: Annotated[int, above(0)] = 100
     """Updates between two copies to the target network."""
-    publish_every: int = 4
+    publish_every: Annotated[int, above(0)] = 4
     """Updates between two publications of the weights."""
-    publish_lag: int = 0
+    publish_lag: Annotated[int, at_least(0)] = 0
     """Updates that published weights are behind on purpose, to see what lag does; a checkpoint publishes the newest."""
     bfloat16: bool = False
     """Convolutions are computed in bfloat16: faster on a GPU, and less exact."""
-    prefetch: int = 1
+    prefetch: Annotated[int, above(0)] = 1
     """Batches drawn from the store at once; priorities come back that much later."""
-    trim_every: int = 100
+    trim_every: Annotated[int, above(0)] = 100
     """Updates between two trims of the store to its capacity."""
 
 

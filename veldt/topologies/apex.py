@@ -4,65 +4,30 @@
             | blocks           ^ weights
         [ Store ] -> [ Learner ] -> [ Params ]
 
-Every environment of the run explores with an epsilon of its own. Actors compute the first priorities from the values that
-they acted on, send blocks, and take newer weights from time to time; they wait for nobody but an explicit limiter.
+Actors compute the first priorities from the values that they acted on, send blocks, and take newer weights every
+`actor.refresh` steps. They wait only for an explicit limiter.
+
+IMPALA (Espeholt et al. 2018) is the same drawing with a queue for a store: each unroll is learned from once, in the order
+of arrival, and actors wait while the queue is full. An actor takes newer weights at the start of each unroll, and records
+the parameters of the policy that it sampled its actions from; V-trace corrects for what the learner has become since
+then. In processes, unrolls also wait in the streams to the store (`--queue` of them for each actor), which adds to the lag.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from veldt.acting.actor import Actor
-from veldt.acting.policy import LocalPolicy
-from veldt.acting.recorder import Recorder
-from veldt.counters import Counters
-from veldt.experiment.config import Config
-from veldt.learning.params import LatestParams
-from veldt.program import CELL, INCARNATION, ROWS, Program
+from veldt.program import Program
 from veldt.records.step import EnvSpec
-from veldt.seeds import derive
-from veldt.topologies.single import add_evaluator, add_learner
-from veldt.topologies.stores import add_store
+from veldt.topologies.wiring import add_actor, add_evaluator, add_learner, add_shared
+
+if TYPE_CHECKING:
+    from veldt.experiment.config import Config
 
 
 def apex(program: Program, config: Config, env: EnvSpec) -> None:
-    counters = program.add("counters", Counters, ROWS)
-    params = program.add("params", LatestParams, CELL)
-    store = add_store(program, config, config.schema(env))
+    store, params, counters = add_shared(program, config, env)
     add_learner(program, config, env, store, params, counters)
-    add_actors(program, config, env, store, params, counters)
-    if config.eval.every:
-        add_evaluator(program, config, env, params, counters)
-
-
-def add_actors(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> None:
     for i in range(config.actors):
         add_actor(program, config, env, i, store, params, counters)
-
-
-def add_actor(program: Program, config: Config, env: EnvSpec, i: int, store: Any, params: Any, counters: Any) -> None:
-    """The i-th actor, with its policy and recorder in a process of its own."""
-    algorithm, seed, n = config.algorithm, config.seed, config.envs_per_actor
-    policy = program.add(
-        f"policy/{i}",
-        LocalPolicy,
-        algorithm,
-        env,
-        params,
-        counters,
-        config.actor.explore(i * n, n, n * config.total_actors),
-        derive(seed, "policy", i),
-        config.refresh,
-    )
-    recorder = program.add(
-        f"recorder/{i}",
-        Recorder,
-        policy,
-        store,
-        algorithm,
-        config.schema(env),
-        first_priorities=config.store.first_priorities,
-        on=policy,
-    )
-    name = f"actor/{i}"
-    program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=policy)
+    add_evaluator(program, config, env, params, counters)

@@ -11,7 +11,6 @@ from typing import Any
 from veldt.demos.blocks import cut_blocks
 from veldt.demos.set import Demos
 from veldt.errors import UserError
-from veldt.experiment.memory import Size, plan_size
 from veldt.program import BLOCK_MEMORY, Program
 from veldt.records.block import Schema
 from veldt.seeds import derive
@@ -21,6 +20,7 @@ from veldt.storing.mixture import Mixture
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Prioritized, Selector, Uniform
+from veldt.storing.size import Size, plan_size
 from veldt.storing.slots import BlockMemory
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import yaml
 
 from veldt.errors import UserError
-from veldt.experiment.memory import available_memory, format_bytes
-from veldt.experiment.run import as_plain
+from veldt.experiment.settings import as_plain
 from veldt.experiment.sweep.spec import Spec, Trial
 from veldt.experiment.sweep.table import number
 from veldt.files import replace_text
+from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
 from veldt.watching.text import format_seconds
 

@@ -28,6 +28,9 @@ from veldt.runtime.proxies import PORT, REPLY
 GATE = "gate"  # the process between actors that share no memory with the run, and the others
 
 
+STREAM_BYTES = 1 << 20  # of a stream's ring, for each message that may wait in it
+
+
 class Channel(NamedTuple):
     """From one process to a node of another."""
 
@@ -186,7 +189,7 @@ def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, o
         joining = list(gate.assignments)
         channels += [Channel(seat, node) for seat in joining for process, node in channels if process == outside[0]]
         reached = dict.fromkeys(node for process, node in channels if process in (*outside, *joining))
-        messages = {node: _messages(nodes[node]) for node in reached}
+        messages = {node: messages_of(nodes[node]) for node in reached}
         gate = replace(gate, seats=[*(outside if own else []), *joining], messages=messages)
     functions = portable(callables.local())
     rest = (program.arrays, queue, threads, light, roles, functions, _registered())
@@ -224,7 +227,8 @@ def _channels(nodes: dict[str, Node], processes: dict[str, list[str]], shared: l
     return channels
 
 
-def _messages(node: Node) -> Messages:
+def messages_of(node: Node) -> Messages:
+    """The formats of a node's messages, from its examples."""
     found = Messages([], [], [])
     for port in node.ports.values():
         if port.kind == LATEST:

@@ -27,7 +27,7 @@ from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node
 from veldt.runtime.host import Host
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
-from veldt.runtime.local.plan import GATE, Channel, Plan, call_rings, calls, stream_ring, streams
+from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, calls, stream_ring, streams
 from veldt.runtime.local.state import read_state, write_state
 from veldt.runtime.local.zygote import ignore_signals, set_title
 from veldt.runtime.proxies import CallerEnds, Proxy
@@ -45,7 +45,6 @@ METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; a longer error message is cut
 SPIN = 400  # looks for work, each after others could run, before a process that calls or answers goes to sleep
 CALL_SLOTS = 8
-STREAM_BYTES = 1 << 20  # of a stream's ring, for each message that may wait in it
 
 log = logging.getLogger("veldt")
 

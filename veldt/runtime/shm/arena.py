@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from veldt.errors import UserError
-from veldt.experiment.memory import available_memory
+from veldt.machine import available_memory
 from veldt.records.tree import Array
 from veldt.runtime.shm.memory import PAGE, reserve
 
