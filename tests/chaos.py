@@ -22,6 +22,7 @@ import psutil
 import torch
 from running import run_until
 
+from veldt.acting.seam import Policy
 from veldt.algorithms.dqn import DQN
 from veldt.envs.small import Counter
 from veldt.experiment import recipes
@@ -29,6 +30,7 @@ from veldt.experiment.config import Config
 from veldt.learning.learner import Learner
 from veldt.program import Node, Program
 from veldt.runtime.local import zygote
+from veldt.storing.store import Store
 from veldt.topologies import make_program
 
 log = logging.getLogger("veldt")
@@ -165,7 +167,7 @@ def kill(nodes: Any, name: str) -> int:
 def steps_of(nodes: Any, name: str) -> int:
     """Env steps that a process has counted, over all its lives."""
     supervisor = nodes.supervisor
-    return int(supervisor.board.counts[supervisor.plan.row(name)][0])
+    return int(sum(rows.table[supervisor.plan.row(name), 0] for rows in supervisor.rows.values()))
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> float:
@@ -510,7 +512,7 @@ class Ticker:
         self.ticks = int(state["ticks"])
 
 
-class Sink:
+class Sink(Store):
     """A store that refuses every third insert, and wants the blocks of each actor in order and unchanged."""
 
     def __init__(self, schema: Any, counters: Any) -> None:
@@ -568,7 +570,7 @@ def answer(obs: Any) -> int:
     return Counter.mix(*(int(x) for x in obs)) % 3
 
 
-class Oracle:
+class Oracle(Policy):
     """A policy in a process of its own: the action is a function of the observation. It takes its time."""
 
     due = math.inf

@@ -993,7 +993,7 @@ MUTANTS = [
         "runtime/remote.py",
         "self._refused += 1\n                    return worked",
         "self._refused += 1\n                    self._turn = 0\n                    return worked",
-        ("tests/runtime/test_remote.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
+        ("tests/runtime/test_services.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
     ),
     # The learner
     Mutant(

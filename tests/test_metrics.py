@@ -14,10 +14,10 @@ import pytest
 from chaos import play, wait
 from hypothesis import given
 from hypothesis import strategies as st
-from veldt.runtime.remote import StoreHost
 
-from veldt.acting.actor import Actor, Evaluator
+from veldt.acting.actor import Actor
 from veldt.acting.batched import BatchedPolicy
+from veldt.acting.evaluator import Evaluator
 from veldt.acting.policy import LocalPolicy
 from veldt.counters import Counters
 from veldt.learning.learner import Learner
@@ -40,11 +40,12 @@ from veldt.metrics import (
     merge,
     save,
 )
-from veldt.program import ROWS, Program, kind_of
+from veldt.program import ROWS, Program
 from veldt.runtime import Inline
 from veldt.runtime.grpc.gate import Gate
 from veldt.runtime.local import zygote
-from veldt.runtime.local.supervisor import Local
+from veldt.runtime.local.local import Local
+from veldt.runtime.services import StreamService
 from veldt.storing.mixture import Mixture
 from veldt.storing.replay import Replay
 from veldt.watching.links import Link, links
@@ -160,7 +161,7 @@ def test_the_kind_of_a_node_is_its_name_without_scope_and_index() -> None:
     inner = program.scope("a").scope("b")
     for where, name in ((program, "learner"), (program, "actor/3"), (inner, "learner"), (inner, "policy/greedy")):
         where.add(name, Scout, 0.0, None)
-    kinds = {name: node.kind_name for name, node in program.nodes.items()}
+    kinds = {name: node.role for name, node in program.nodes.items()}
     assert kinds == {"learner": "learner", "actor/3": "actor", "a/b/learner": "learner", "a/b/policy/greedy": "policy"}
 
 
@@ -172,7 +173,7 @@ def test_the_class_of_a_node_is_found_through_what_builds_it() -> None:
     builds = {"a": Scout, "b": make_scout, "c": functools.partial(functools.partial(Scout), 1.0), "d": untyped}
     for name, build in builds.items():
         program.add(name, build)
-    assert [kind_of(node) for node in program.nodes.values()] == [Scout, Scout, Scout, object]
+    assert [node.node_class for node in program.nodes.values()] == [Scout, Scout, Scout, object]
 
 
 def test_a_program_declares_the_metrics_of_its_nodes() -> None:
@@ -197,7 +198,7 @@ def test_every_node_class_of_the_package_declares_what_old_runs_are_shown_with()
     kinds = {"actor": Actor, "policy": LocalPolicy, "inference": BatchedPolicy, "store": Mixture, "learner": Learner}
     for kind, node in (kinds | {"evaluator": Evaluator, "gate": Gate}).items():
         assert NODES[kind] == node.METRICS, kind
-    for node in (Replay, StoreHost):
+    for node in (Replay, StreamService):
         assert all(PACKAGE[metric.name].over_nodes == metric.over_nodes for metric in node.METRICS)
 
 

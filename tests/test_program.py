@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from running import run_until
 
 from veldt.counters import Counters
-from veldt.program import INCARNATION, Program, Ref, resolve
+from veldt.program import INCARNATION, ArrayRef, Given, Program, Ref
 from veldt.runtime import Inline, Nodes, Stuck
 
 
@@ -77,7 +78,7 @@ def test_nothing_is_built_before_the_runtime_starts_and_all_is_closed_after() ->
 def test_refs_become_the_objects_wherever_they_lie() -> None:
     nodes = {"a": object(), "b": object()}
     value = [Ref("a"), (1, Ref("b")), {"x": [Ref("a")]}, "a"]
-    assert resolve(value, nodes) == [nodes["a"], (1, nodes["b"]), {"x": [nodes["a"]]}, "a"]
+    assert Given(nodes).resolve(value) == [nodes["a"], (1, nodes["b"]), {"x": [nodes["a"]]}, "a"]
 
 
 def test_names_are_checked_when_a_node_is_added() -> None:
@@ -105,8 +106,34 @@ def test_a_scope_puts_its_name_before_those_of_its_nodes() -> None:
 
 
 def test_a_node_can_be_told_which_life_it_is() -> None:
-    assert resolve([INCARNATION, (INCARNATION, 7)], {}, incarnation=3) == [3, (3, 7)]
-    assert resolve({"x": INCARNATION}, {}) == {"x": 0}
+    given = Given({}, placeholders={"incarnation": 3})
+    assert given.resolve([INCARNATION, (INCARNATION, 7)]) == [3, (3, 7)]
+    assert given.resolve({"x": INCARNATION}) == {"x": 3}
+
+
+def test_an_array_is_mapped_by_all_nodes_that_are_given_it_and_saved() -> None:
+    class Adder:
+        def __init__(self, total: Any, by: int) -> None:
+            self.total, self.by = total, by
+
+        def step(self) -> bool:
+            self.total[1] += self.by
+            return True
+
+    plan = Program()
+    total = plan.scope("a").array("total", (2, 3), np.float32)
+    assert total == ArrayRef("a/total")
+    plan.add("one", Adder, total, 1)
+    plan.add("ten", Adder, [total][0], 10)
+    with Inline().start(plan) as nodes:
+        nodes.step()
+        nodes.step()
+        state = nodes.state()
+    assert state["arrays"]["a/total"].tolist() == [[0, 0, 0], [22, 22, 22]]
+    with Inline().start(plan) as nodes:
+        nodes.load_state(state)
+        nodes.step()
+        assert nodes.state()["arrays"]["a/total"][1].tolist() == [33, 33, 33]
 
 
 def test_all_are_closed_after_an_error() -> None:
@@ -201,8 +228,8 @@ class Cutter:
         self.patience -= 1
         return self.patience <= 0
 
-    def reset(self, number: int) -> None:
-        self.log.append(f"reset {number}")
+    def resume(self, number: int) -> None:
+        self.log.append(f"resume {number}")
 
 
 class Follower(Cutter):
@@ -238,11 +265,11 @@ def test_after_a_cut_nobody_has_moved_since(order: tuple[str, str]) -> None:
     def until(nodes: Nodes) -> bool:
         nodes.cut()
         assert not followers[0].moved
-        nodes.reset(7)
+        nodes.resume(7)
         return True
 
     run_until(Inline(), plan, until)
-    assert log.count("cut") >= 3 and log[-1] == "reset 7"
+    assert log.count("cut") >= 3 and log[-1] == "resume 7"
     assert "step" not in log, "who waits to be cut does not step"
 
 

@@ -166,8 +166,9 @@ class Value(NamedTuple):
             start = len(name) + 1
             return {key[start:]: x for key, x in message.items() if key.startswith(f"{name}/")}
         if self.fields:
-            values = [kind.unpack(f"{name}.{part}", message) for part, kind in self.fields]
-            return None if self.optional and all(x is None or x == {} for x in values) else self.kind(*values)
+            if self.optional and not any(_under(key, name) for key in message):
+                return None
+            return self.kind(*(kind.unpack(f"{name}.{part}", message) for part, kind in self.fields))
         found = message.get(name)
         if found is None or self.kind not in DTYPES:
             return found

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples
 from running import run_until
-from test_remote import Sums, client, serve, server, step
+from test_services import Sums, client, serve, server, step
 
 from veldt.acting import batched as inference
 from veldt.acting.batched import BatchedPolicy

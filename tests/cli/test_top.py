@@ -26,9 +26,9 @@ from test_view import CHAIN, FULL, SENTENCE
 
 from veldt.__main__ import main
 from veldt.experiment.checkpoint import exclusive
-from veldt.experiment.run import TOPOLOGIES
 from veldt.metrics import RATE, TOTAL, Metric
 from veldt.program import Program
+from veldt.topologies import TOPOLOGIES
 from veldt.topologies.single import single
 from veldt.watching import top
 from veldt.watching.links import links

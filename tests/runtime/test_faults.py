@@ -32,8 +32,8 @@ from veldt.envs.small import Counter
 from veldt.errors import ProcessFailed, UserError
 from veldt.experiment.run import Run
 from veldt.runtime.local import zygote
-from veldt.runtime.local.supervisor import Local
-from veldt.runtime.shm import Reader
+from veldt.runtime.local.local import Local
+from veldt.runtime.shm.ring import Reader
 
 HERE = Path(__file__).parents[1]
 RECIPES = ["apex-dqn", "impala", "seed-vtrace"]  # a store that is sampled, a queue, and central inference

@@ -22,10 +22,10 @@ import pytest
 import torch
 from chaos import Checker, Verdict, child, config_of, play, program_of, steps_of, wait
 from routing import Routed, expected
-from veldt.runtime.remote import policy_messages
 
 from veldt.acting.actor import Actor
 from veldt.acting.batched import BatchedPolicy
+from veldt.acting.seam import send_examples
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
@@ -35,7 +35,7 @@ from veldt.learning.params import LatestParams
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.block import Window
 from veldt.runtime.local import zygote
-from veldt.runtime.local.supervisor import Gate, Local
+from veldt.runtime.local.local import Gate, Local
 
 HERE = Path(__file__).parents[1]
 RECIPES = ["apex-dqn", "seed-vtrace"]
@@ -78,19 +78,19 @@ class Counting:
         return {"action": expected(rows["obs"][:, 0].numpy())}, {}
 
 
-def counting_program(actors: int, groups: int, n: int) -> tuple[Program, Any]:
+def counting_program(actors: int, groups: int, n: int) -> Program:
     env = make_env(Routed).spec
     program = Program()
     counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     total = actors * groups
-    policy = program.add(
-        "inference", BatchedPolicy, Counting(), env, params, counters, np.zeros(total * n), 0, total, n, total * n, 1e-3
-    )
+    settings = (Counting(), env, params, counters, np.zeros(total * n), 0, total, n, total * n, 1e-3)
+    policy = program.add("inference", BatchedPolicy, *settings, examples=send_examples(env, n))
     for i in range(actors):
         mine = tuple(range(i * groups, (i + 1) * groups))
         envs = functools.partial(make_env, "routing:Routed")
-        program.add(f"actor/{i}", Actor, envs, n, policy, counters, 0, f"actor/{i}", mine, INCARNATION, light=True)
-    return program, env
+        args = (envs, n, policy, counters, 0, f"actor/{i}", mine, INCARNATION)
+        program.add(f"actor/{i}", Actor, *args, light=True, elsewhere=True)
+    return program
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
@@ -99,8 +99,8 @@ def test_every_action_reaches_the_environment_that_asked(
     kills: int, transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While actors, the inference and the gate are killed: no action is lost, late, doubled or another's."""
-    program, env = counting_program(3, 2, 2)
-    gate = Gate({"inference": policy_messages(env, 2)}) if transport == "grpc" else None
+    program = counting_program(3, 2, 2)
+    gate = Gate() if transport == "grpc" else None
     rng, took = np.random.default_rng(kills), []
 
     def scenario(nodes: Any) -> Iterator[None]:
@@ -128,7 +128,7 @@ def test_every_action_reaches_the_environment_that_asked(
 
 def test_a_service_that_did_its_work_may_be_killed_any_number_of_times() -> None:
     """It counts no steps of its own; those of its actors show that it was well between two kills."""
-    program, _ = counting_program(1, 2, 2)
+    program = counting_program(1, 2, 2)
 
     def scenario(nodes: Any) -> Iterator[None]:
         for _ in range(7):
@@ -145,8 +145,7 @@ def test_a_service_that_did_its_work_may_be_killed_any_number_of_times() -> None
 
 
 def over_grpc(config: Any) -> Local:
-    with contextlib.closing(config.envs()) as envs:
-        return Local(gate=make_gate(config, envs.spec))
+    return Local(gate=make_gate(config))
 
 
 @pytest.mark.parametrize("recipe", FEW)
@@ -233,8 +232,7 @@ def token(tmp_path: Path) -> Path:
 def test_actors_join_die_and_join_again(recipe: str, token: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One is killed with SIGKILL, another takes its place, a third leaves when it is told to; none of it is corrupt."""
     config = config_of(recipe=recipe, actors=1, **{"gate.listen": "127.0.0.1:0", "gate.seats": 2})
-    with contextlib.closing(config.envs()) as envs:
-        gate = make_gate(config, envs.spec, TOKEN)
+    gate = make_gate(config, TOKEN)
     stack = contextlib.ExitStack()
 
     def scenario(nodes: Any) -> Iterator[None]:
@@ -272,8 +270,7 @@ def test_actors_join_die_and_join_again(recipe: str, token: Path, caplog: pytest
 
 def test_an_actor_that_joins_needs_no_torch(token: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(recipe="seed-vtrace", actors=1, **{"gate.listen": "127.0.0.1:0"})
-    with contextlib.closing(config.envs()) as envs:
-        gate = make_gate(config, envs.spec, TOKEN)
+    gate = make_gate(config, TOKEN)
 
     def scenario(nodes: Any) -> Iterator[None]:
         yield from wait(lambda: listening(caplog), 20, "it listens")
@@ -320,8 +317,7 @@ def test_the_token_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> N
 def test_code_is_imported_only_with_permission(token: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(recipe="seed-vtrace", actors=1, **{"gate.listen": "127.0.0.1:0"})
     config = dataclasses.replace(config, env="veldt.envs.small:Counter")
-    with contextlib.closing(config.envs()) as envs:
-        gate = make_gate(config, envs.spec, TOKEN)
+    gate = make_gate(config, TOKEN)
 
     def scenario(nodes: Any) -> Iterator[None]:
         yield from wait(lambda: listening(caplog), 20, "it listens")

@@ -30,7 +30,8 @@ from veldt.envs.vector import _flags, _inside
 from veldt.errors import ProcessFailed
 from veldt.program import ROWS, Program
 from veldt.runtime.local import zygote
-from veldt.runtime.local.supervisor import Local, make_plan
+from veldt.runtime.local.local import Local
+from veldt.runtime.local.plan import make_plan
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -29,9 +29,8 @@ from veldt.program import INCARNATION, ROWS, Program
 from veldt.records.block import Schema, Window
 from veldt.records.tree import spec
 from veldt.runtime import Inline, Stuck
-from veldt.runtime.local import supervisor as local
-from veldt.runtime.local import zygote
-from veldt.runtime.local.supervisor import Local
+from veldt.runtime.local import watchdog, zygote
+from veldt.runtime.local.local import Local
 from veldt.storing.limiters import SamplesPerInsert
 from veldt.storing.replay import Replay
 from veldt.topologies.stores import make_replay
@@ -164,7 +163,7 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
 
 
 def test_a_program_that_waits_for_ever_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "STUCK_S", 1.0)
+    monkeypatch.setattr(watchdog, "STUCK_S", 1.0)
     with pytest.raises(Stuck, match=r"actor/0 waiting for work.*look at the store's limiter"):
         run_until(Local(step_timeout=0.4), refused(config_of()), lambda nodes: False)
 

@@ -30,7 +30,7 @@ from typing import Any
 from veldt.counters import COLUMN, OF_STATE, Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
 from veldt.metrics import Reports, declared
-from veldt.program import ROWS
+from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, SINCE, Board, SharedRows
 from veldt.runtime.local.children import Child, exit_reason
@@ -264,6 +264,9 @@ class Supervisor:
 
     def _set_back(self, child: Child) -> None:
         """A restarted process goes on from the state that was kept, and so do the counts that belong to it."""
+        nodes = [self.plan.nodes[name] for name in self.plan.processes[child.name]]
+        if not any(hasattr(node.node_class, "load_state") and not node.has(BLOCK_MEMORY) for node in nodes):
+            return
         row = self.plan.row(child.name)
         for name, counters in self.rows.items():
             kept = child.counts.get(name)

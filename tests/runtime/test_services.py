@@ -1,10 +1,11 @@
-"""The seams at a distance: a store and a policy behind rings are the same store and the same policy."""
+"""Proxies and services: a store and a policy behind rings are the same store and the same policy."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples, make_block, read_source
-from veldt.runtime.remote import Channel, PolicyHost, RemoteParams, RemotePolicy, RemoteStore, Served, StoreHost, seam
 
-from veldt.acting.policy import LocalPolicy
-from veldt.acting.recorder import Recorder
-from veldt.counters import Counters
+from veldt.acting.seam import Policy
 from veldt.learning.params import LatestParams, Weights
-from veldt.ports import Source
+from veldt.ports import Source, ports_of
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
-from veldt.runtime.local.board import SharedCounters
+from veldt.runtime.proxies import CallerEnds, Proxy
+from veldt.runtime.services import CallService, ServiceEnds, StreamService
 from veldt.runtime.shm.latest import Latest
 from veldt.runtime.shm.memory import make_memory
 from veldt.runtime.shm.ring import Reader, Writer
@@ -29,10 +28,19 @@ from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Prioritized
+from veldt.storing.store import Store
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
 SCHEMA = Schema(COLUMNS, Window(history=2, length=2, lookahead=1, stride=2), 8, {"h": spec((3,), np.float32)})
 S = SCHEMA.starts
+
+
+def store_proxy(writer: Writer) -> Any:
+    return Proxy(ports_of(Store), CallerEnds(stream=writer))
+
+
+def store_service(store: Any, inboxes: list[Reader]) -> StreamService:
+    return StreamService(store, ports_of(Store), inboxes)
 
 
 def block(sequence: int, actor: int = 0, schema: Schema = SCHEMA) -> Block:
@@ -77,7 +85,7 @@ class Shelf:
 )
 def test_blocks_arrive_as_they_were_sent(schema: Schema, fds: list[int]) -> None:
     shelf = Shelf(schema)
-    remote, host = RemoteStore(Channel(Writer(fds[0]), None)), StoreHost(shelf, [Served(Reader(fds[0]), None)])
+    remote, host = store_proxy(Writer(fds[0])), store_service(shelf, [Reader(fds[0])])
     assert not host.step()
     sent: list[tuple[Block, Any]] = []
     for sequence in range(10):
@@ -96,7 +104,7 @@ def test_a_store_that_is_full_holds_up_its_writers_and_loses_nothing(fds: list[i
     """ "Not now" fills the ring, then the writer is told, and memory stays as it is."""
     shelf = Shelf(room=3)
     writer = Writer(fds[0], budget=8 * SCHEMA.nbytes)
-    remote, host = RemoteStore(Channel(writer, None)), StoreHost(shelf, [Served(Reader(fds[0]), None)])
+    remote, host = store_proxy(writer), store_service(shelf, [Reader(fds[0])])
     sent = 0
     while sent < 100 and remote.insert(block(sent), None):
         sent += 1
@@ -118,7 +126,7 @@ def test_a_store_that_is_full_holds_up_its_writers_and_loses_nothing(fds: list[i
 
 def test_a_writer_that_never_stops_does_not_keep_the_host(fds: list[int]) -> None:
     """What came before a step is brought in by it, what comes meanwhile by the next: the learner has its turn."""
-    remote = RemoteStore(Channel(Writer(fds[0]), None))
+    remote = store_proxy(Writer(fds[0]))
     numbers = itertools.count()
 
     class Busy(Shelf):
@@ -128,7 +136,7 @@ def test_a_writer_that_never_stops_does_not_keep_the_host(fds: list[int]) -> Non
             return super().insert(block_, priorities, source)
 
     shelf = Busy()
-    host = StoreHost(shelf, [Served(Reader(fds[0]), None)])
+    host = store_service(shelf, [Reader(fds[0])])
     for _ in range(3):
         assert remote.insert(block(next(numbers)), None)
     for step in range(1, 5):
@@ -137,8 +145,8 @@ def test_a_writer_that_never_stops_does_not_keep_the_host(fds: list[int]) -> Non
 
 def test_every_process_is_served_and_its_blocks_stay_in_order(fds: list[int]) -> None:
     shelf = Shelf()
-    remotes = [RemoteStore(Channel(Writer(fd), None)) for fd in fds]
-    host = StoreHost(shelf, [Served(Reader(fd), None) for fd in fds])
+    remotes = [store_proxy(Writer(fd)) for fd in fds]
+    host = store_service(shelf, [Reader(fd) for fd in fds])
     for sequence in range(5):
         for actor, remote in enumerate(remotes):
             if (sequence + actor) % 2 == 0:
@@ -163,8 +171,8 @@ def test_a_store_that_takes_less_than_comes_is_shared_by_all(room: int, fds: lis
             return self.left >= 0 and super().insert(block_, priorities, source)
 
     shelf = Narrow()
-    remotes = [RemoteStore(Channel(Writer(fd, most=4), None)) for fd in fds]
-    host = StoreHost(shelf, [Served(Reader(fd), None) for fd in fds])
+    remotes = [store_proxy(Writer(fd, most=4)) for fd in fds]
+    host = store_service(shelf, [Reader(fd) for fd in fds])
     sequences = [0] * len(fds)
     for _ in range(60):
         for actor, remote in enumerate(remotes):
@@ -187,7 +195,7 @@ def test_a_store_behind_a_ring_becomes_the_same_store(kind: str, fds: list[int])
         return Replay(SCHEMA, Prioritized(64 * S), MinSize(1), 100, 64)
 
     ours, theirs = make_store(), make_store()
-    remote, host = RemoteStore(Channel(Writer(fds[0]), None)), StoreHost(theirs, [Served(Reader(fds[0]), None)])
+    remote, host = store_proxy(Writer(fds[0])), store_service(theirs, [Reader(fds[0])])
     for sequence in range(40):
         priorities = None if sequence % 5 == 0 else np.linspace(0, 2, S) + sequence
         if not remote.insert(block(sequence), priorities):
@@ -197,7 +205,7 @@ def test_a_store_behind_a_ring_becomes_the_same_store(kind: str, fds: list[int])
             reader = Reader(fds[0])
             reader.pop = lambda: 1 / 0  # type: ignore[method-assign]
             with pytest.raises(ZeroDivisionError):
-                StoreHost(theirs, [Served(reader, None)]).step()
+                store_service(theirs, [reader]).step()
             assert host.step()
     host.step()
     assert theirs.ring.duplicates == 5 and theirs.ring.inserted == ours.ring.inserted
@@ -209,18 +217,39 @@ def test_a_store_behind_a_ring_becomes_the_same_store(kind: str, fds: list[int])
         assert (ours.selector.save() == theirs.selector.save()).all()
 
 
-def test_a_remote_store_is_not_sampled() -> None:
-    remote = RemoteStore(Channel(Writer(-1), None))
-    for call in (lambda: remote.sample(1), lambda: remote.trim(1), lambda: remote.update(1)):
-        with pytest.raises(NotImplementedError, match="on=store"):
-            call()
+def test_a_store_is_sampled_from_another_process(fds: list[int]) -> None:
+    """Draws, priorities and trims through rings leave the store as direct calls do."""
+    ours, theirs = (Replay(SCHEMA, Prioritized(64 * S), MinSize(1), 100, 64, seed=3) for _ in range(2))
+    for number in range(20):
+        assert ours.insert(block(number), None) and theirs.insert(block(number), None)
+    ports = ports_of(Store)
+    remote: Any = Proxy(ports, CallerEnds(Writer(fds[0]), Writer(fds[1]), Reader(fds[2])), {"schema": SCHEMA})
+    services = [StreamService(theirs, ports, [Reader(fds[0])])]
+    services.append(CallService(theirs, ports, [ServiceEnds(Reader(fds[1]), Writer(fds[2]))]))  # type: ignore[arg-type]
+    for number in range(10):
+        assert remote.sample(8) is None, "not yet"
+        until = time.monotonic() + 5
+        while (found := remote.sample(8)) is None and time.monotonic() < until:
+            for service in services:
+                service.step()
+        expected = ours.sample(8)
+        assert found is not None and expected is not None
+        for a, b in zip(found, expected, strict=True):
+            for x, y in zip(*((z.values() if isinstance(z, dict) else [z]) for z in (a, b)), strict=True):
+                assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
+        priorities = np.arange(8) + number + 0.5
+        remote.update(found.keys, priorities), remote.trim()
+        ours.update(expected.keys, priorities), ours.trim()
+        for service in services:
+            service.step()
+    assert (ours.selector.save() == theirs.selector.save()).all()
 
 
 # Params.
 
 
 def test_the_newest_weights_are_pulled_once(fds: list[int]) -> None:
-    ours, theirs = RemoteParams(Latest(fds[0])), RemoteParams(Latest(fds[0]))
+    ours, theirs = LatestParams(Latest(fds[0])), LatestParams(Latest(fds[0]))
     assert theirs.pull(-1) is None
     ours.publish(Weights(3, np.arange(5, dtype=np.float32)))
     found = theirs.pull(-1)
@@ -251,7 +280,7 @@ class Sums:
             return False
         assert group not in self.ready
         self.log.append(("send", group, *step["obs"].tolist()))
-        self.ready[group] = {"action": step["obs"] + self.life, "values": np.zeros(100)}
+        self.ready[group] = {"action": step["obs"] + self.life}
         return True
 
     def recv(self, group: int) -> Tree | None:
@@ -275,22 +304,25 @@ def step(*values: float) -> Tree:
     return {"obs": np.array(values, np.float64), "first": np.zeros(len(values), np.bool_)}
 
 
-def client(fds: list[int], at: int = 0, **kwargs: Any) -> RemotePolicy:
-    return RemotePolicy(Channel(Writer(fds[at], **{"most": 8, **kwargs}), Reader(fds[at + 1])))
+def client(fds: list[int], at: int = 0, **kwargs: Any) -> Any:
+    return Proxy(ports_of(Policy), CallerEnds(None, Writer(fds[at], **{"most": 8, **kwargs}), Reader(fds[at + 1])))
 
 
-def server(policy: Any, fds: list[int], *at: int, **kwargs: Any) -> PolicyHost:
-    return PolicyHost(policy, [Served(Reader(fds[i]), Writer(fds[i + 1], **kwargs)) for i in at or (0,)])
+def server(policy: Any, fds: list[int], *at: int, **kwargs: Any) -> CallService:
+    ends = [ServiceEnds(Reader(fds[i]), Writer(fds[i + 1], **kwargs)) for i in at or (0,)]
+    service = CallService(policy, ports_of(Policy), ends)
+    service.used = True  # look for calls at every step
+    return service
 
 
-def send(one: RemotePolicy, host: PolicyHost, group: int, *values: float) -> None:
+def send(one: Any, host: CallService, group: int, *values: float) -> None:
     """Where the first question is a reset, the next is larger, and waits until it is taken."""
     if not one.send(group, step(*values)):
         serve(host)
         assert one.send(group, step(*values))
 
 
-def serve(host: PolicyHost, times: int = 50) -> None:
+def serve(host: CallService, times: int = 50) -> None:
     for _ in range(times):
         host.step()
 
@@ -308,7 +340,7 @@ def test_answers_reach_the_group_that_asked(patience: int, fds: list[int]) -> No
         for who, one in enumerate(clients):
             for group in (2 * who + 1, 2 * who):
                 out = one.recv(group)
-                assert out is not None and out.keys() == {"action"}, "no more than the environments need"
+                assert out is not None and out.keys() == {"action"}
                 assert out["action"].tolist() == [1000 * group + number + 100] * (1 + group)
                 assert one.recv(group) is None
     assert len(policy.log) == 20 * 6 and not host.step()
@@ -349,17 +381,18 @@ def test_a_new_life_of_the_client_drops_answers_to_the_old_one(fds: list[int]) -
     assert again.send(0, step(3)) and again.send(1, step(4))
     serve(host)
     assert again.recv(1)["action"].tolist() == [4] and again.recv(0)["action"].tolist() == [3]  # type: ignore[index]
-    assert policy.log == [("send", 0, 1), ("send", 1, 2), ("reset", 0), ("send", 0, 3), ("reset", 1), ("send", 1, 4)]
+    assert policy.log == [("send", 0, 1), ("send", 1, 2), ("reset", 0), ("reset", 1), ("send", 0, 3), ("send", 1, 4)]
 
 
 def test_a_new_life_of_the_server_answers_what_was_asked(fds: list[int]) -> None:
     one, first = client(fds), server(Sums(life=10), fds)
     assert one.send(0, step(1))
     first.step()
-    first._policy.recv = lambda group: None  # it takes two more questions, and dies before it knows the answers
+    # It takes two more questions, and dies before it knows the answers.
+    first._recv = [recv and (lambda group: None) for recv in first._recv]
     assert one.send(1, step(2)) and one.send(2, step(3))
     serve(first)
-    assert [entry[:2] for entry in first._policy.log] == [("send", 0), ("send", 1), ("send", 2)]
+    assert [entry[:2] for entry in first._node.log] == [("send", 0), ("send", 1), ("send", 2)]
     serve(server(Sums(life=20), fds))
     actions = [one.recv(group)["action"].tolist() for group in range(3)]  # type: ignore[index]
     assert actions == [[11], [22], [23]]
@@ -375,7 +408,7 @@ def test_no_question_is_answered_twice(what: str, collected: bool, fds: list[int
     serve(first)
     assert one.recv(0) is not None
     assert one.send(0, step(1)) if what == "send" else not one.flush(0)
-    first._channels[0].there.pop = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+    first._callers[0].calls.pop = lambda: 1 / 0  # type: ignore[method-assign, assignment]
     with pytest.raises(ZeroDivisionError):
         first.step()
 
@@ -455,6 +488,7 @@ def test_flush_and_reset_reach_the_policy_in_order(patience: int, fds: list[int]
         ("flush", 0),
         ("flush", 0),
         ("reset", 0),
+        ("reset", 0),
         ("flush", 0),
         ("send", 0, 2),
     ]
@@ -501,9 +535,3 @@ def test_whoever_begins_anew_the_next_question_gets_its_own_answer(events: list[
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def test_seams_are_seen_by_their_methods() -> None:
-    kinds = {Replay: "store", LocalPolicy: "policy", Recorder: "policy", LatestParams: "params", Counters: "counters"}
-    kinds |= {RemotePolicy: "policy", RemoteParams: "params", SharedCounters: "counters", Block: ""}
-    assert {kind: seam(kind) for kind in kinds} == kinds
