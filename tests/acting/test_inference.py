@@ -1,4 +1,4 @@
-"""BatchedPolicy: many groups in one forward are answered as each would be alone, and nobody waits for who is slow."""
+"""BatchedPolicy: many groups in one forward pass are answered as each would be alone; a slow group delays no other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ALGORITHMS: dict[str, tuple[Any, EnvSpec]] = {
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -245,7 +245,7 @@ def test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting(clock: Clock) 
 
 
 class Patient(Sums):
-    """Answers when all have asked, and notes when it is told to record."""
+    """Answers when all have asked, and logs calls of `record`."""
 
     def __init__(self, groups: int, life: int = 0) -> None:
         super().__init__(life)

@@ -532,7 +532,7 @@ def test_ctrl_c_keeps_the_whole_episodes(capsys: Captured, tmp_path: Path) -> No
     assert len(demos) == long[3] and demos.wanted == 50
     assert demos.lengths.tolist() == [Counter.length(env, episode, 12) for episode in range(long[3])]
     assert main(["demos", str(tmp_path / "d")]) == 0
-    assert f"{long[3]} episodes of 50 that were asked for" in capsys.readouterr().out
+    assert f"{long[3]} episodes of 50 wanted" in capsys.readouterr().out
 
     argv[-1] = str(tmp_path / "none")
     seed = next(s for s in range(50) if Counter.length(int(derive(s, "demonstrations", 0) % 2**31), 0, 12) > 1)
@@ -905,7 +905,7 @@ def test_a_run_plays_greedily(capsys: Captured, tmp_path: Path) -> None:
         taken[name] = np.concatenate([e["action"] for e in Demos.open(tmp_path / name).episodes()]).tolist()
     assert taken["x"] == taken["y"] != taken["z"] and set(taken["x"]) == {0, 1, 2}
     out = tmp_path / "o"
-    assert "whose observations or actions are not those of CartPole-v1" in refused(
+    assert "whose observations or actions differ from those of CartPole-v1" in refused(
         capsys, *argv, out, "--env", "CartPole-v1"
     )
     assert "epsilon is a probability" in refused(capsys, *argv, out, "--epsilon", "2")
@@ -925,8 +925,8 @@ EXPERT = ["record", "--policy", f"{ME}catch", "-o", "d"]
         (["record", "--policy", "nothing", "-o", "d"], "'nothing' is neither the directory of a run nor module:callable"),
         (["record", "--policy", ".", "-o", "d"], ". is not a run directory: it has no config.yaml"),
         (["record", "--policy", "nothing_here:make", "-o", "d"], "nothing_here cannot be imported"),
-        (["record", "--policy", f"{ME}nobody", "-o", "d"], "There is nothing to call under the name"),
-        (EXPERT, "Say which environment to play"),
+        (["record", "--policy", f"{ME}nobody", "-o", "d"], "is not callable"),
+        (EXPERT, "Give the environment to play"),
         ([*EXPERT, "--env", "Cach-v0"], "There is no environment 'Cach-v0'"),
         ([*EXPERT, "--env", "veldt/Catch-v0", "--episodes", "0"], "episodes must be greater than 0"),
         ([*EXPERT, "--env", "veldt/Catch-v0", "--max-length", "0"], "max_length must be greater than 0"),

@@ -1,4 +1,4 @@
-"""veldt demos: describes a demonstration set."""
+"""veldt demos: verifies and describes a demonstration set."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def run(argv: list[str]) -> int:
 def describe(demos: Demos) -> list[str]:
     seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in demos.columns.items() if name.startswith("obs"))
     protocol = demos.protocol.get("name") if demos.protocol else ""
-    asked = f" of {demos.wanted:,} that were asked for" if len(demos) < demos.wanted else ""
-    less = f", {demos.discarded:,} discarded" if demos.discarded else ""
+    wanted = f" of {demos.wanted:,} wanted" if len(demos) < demos.wanted else ""
+    discarded = f", {demos.discarded:,} discarded" if demos.discarded else ""
     lines = [
-        f"{demos.path}: {len(demos):,} episodes{asked}{less}, {demos.steps:,} steps, {format_bytes(demos.nbytes)}",
+        f"{demos.path}: {len(demos):,} episodes{wanted}{discarded}, {demos.steps:,} steps, {format_bytes(demos.nbytes)}",
         f"environment: {demos.env}{f' (protocol {protocol})' if protocol else ''}: {seen}; actions {demos.action_space}",
         f"played by: {demos.policy}, seed {demos.seed}",
     ]
@@ -54,7 +54,7 @@ def describe(demos: Demos) -> list[str]:
 
 
 def histogram(x: Array) -> list[str]:
-    """How many of x [n] are in each of ten ranges of one size, as lines with bars."""
+    """Counts of x [n] in ten ranges of equal size, as lines with bars."""
     low, high = float(x.min()), float(x.max())
     bins = BINS if high > low else 1
     place = np.minimum((x - low) / (high - low) * bins, bins - 1).astype(np.int64) if high > low else np.zeros(len(x), int)

@@ -1,4 +1,4 @@
-"""veldt record: an expert, or what a run learned, plays episodes to learn from."""
+"""veldt record: an expert, or the policy of a run, plays episodes for a demonstration set."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from veldt.seeds import derive
 from veldt.signals import interruptible
 from veldt.watching.screen import PLAIN_EVERY
 
-EXAMPLE = """Records a demonstration set: whole episodes that an expert plays, or what a run learned.
+EXAMPLE = """Records a demonstration set: whole episodes of an expert, or of the policy that a run learned.
 
-An expert is a function that is given the environment at the start of an episode, and returns a function from an
-observation to an action. Ctrl-C stops, and keeps the whole episodes until then.
+An expert is a function that takes the environment at the start of an episode and returns a function from an observation
+to an action. Ctrl-C stops and keeps the whole episodes so far.
 
 Example: veldt record --policy my_experts:balance --env CartPole-v1 --episodes 20 -o demos/cart
 """
@@ -38,23 +38,23 @@ Example: veldt record --policy my_experts:balance --env CartPole-v1 --episodes 2
 @dataclass(frozen=True)
 class Record:
     policy: str
-    """Who plays: module:callable, or the directory of a run, whose last weights play greedily."""
+    """An expert as module:callable, or the directory of a run, whose last weights play greedily."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """The directory to make."""
+    """The directory to create."""
     env: str = ""
     """A Gymnasium id, or module:callable (default: that of the run)."""
     episodes: int = 20
-    """How many episodes."""
+    """Number of episodes to record."""
     seed: int = 0
-    """Of the environment, and of random actions."""
+    """Seed of the environment and of random actions."""
     epsilon: float | None = None
-    """Of a run: part of the actions that is random (default: eval.epsilon of the run)."""
+    """Policy of a run: fraction of random actions (default: eval.epsilon of the run)."""
     min_return: float | None = None
-    """Keep only episodes that return at least that much."""
+    """Keep only episodes with at least this return."""
     max_length: int = MAX_LENGTH
     """Steps after which an episode that does not end is truncated."""
     protocol: str = ""
-    """Atari: whose settings the game is played with (default: those of the run, or dqn)."""
+    """Atari: name of the settings (default: that of the run, or dqn)."""
     quiet: bool = False
     """Print nothing."""
 
@@ -62,7 +62,7 @@ class Record:
 def run(argv: list[str]) -> int:
     args = parse(Record, argv, prog="veldt record", description=EXAMPLE)
     _check(args)
-    envs, policy = _players(args)
+    envs, policy = _make_player(args)
     screen = Screen(args.episodes, args.quiet)
     least = -math.inf if args.min_return is None else args.min_return
     signals: list[int] = []
@@ -88,8 +88,8 @@ def run(argv: list[str]) -> int:
             print("Stopped before an episode ended; nothing was recorded.")
         else:
             stopped = f"Stopped at {len(demos)} of {args.episodes} episodes" if signals else f"{len(demos)} episodes"
-            less = f", {demos.discarded} were discarded" if demos.discarded else ""
-            print(f"{args.out}: {stopped}, {demos.steps:,} steps, mean return {demos.returns.mean():.1f}{less}")
+            discarded = f", {demos.discarded} discarded" if demos.discarded else ""
+            print(f"{args.out}: {stopped}, {demos.steps:,} steps, mean return {demos.returns.mean():.1f}{discarded}")
     if signals:
         raise Interrupted(signals[0], args.out)
     return 0
@@ -107,8 +107,8 @@ def _check(args: Record) -> None:
         raise UserError("min_return must be a number.")
 
 
-def _players(args: Record) -> tuple[Envs, Policy]:
-    """One environment, and who plays it."""
+def _make_player(args: Record) -> tuple[Envs, Policy]:
+    """One environment, and the policy that plays it."""
     path = Path(args.policy)
     if path.is_dir():
         return _greedy(args, path)
@@ -116,11 +116,11 @@ def _players(args: Record) -> tuple[Envs, Policy]:
         raise UserError(f"{args.policy!r} is neither the directory of a run nor module:callable.")
     make = callables.find(args.policy)
     if make is None:
-        raise UserError(f"There is nothing to call under the name {args.policy!r}.")
+        raise UserError(f"{args.policy!r} is not callable.")
     if args.epsilon is not None:
-        raise UserError("--epsilon is for the policy of a run; an expert chooses its actions itself.")
+        raise UserError("--epsilon is for the policy of a run; an expert chooses all of its actions.")
     if not args.env:
-        raise UserError("Say which environment to play, for example --env CartPole-v1")
+        raise UserError("Give the environment to play, for example --env CartPole-v1")
     _check_protocol(args.env, args.protocol)
     envs, game = make_played(args.env, args.protocol)
     return envs, Scripted(make, game, envs.spec, args.policy)
@@ -139,7 +139,7 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
     theirs, ours = policy.env, envs.spec
     if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):
         envs.close()
-        raise UserError(f"{path} was trained on {config.env}, whose observations or actions are not those of {env}.")
+        raise UserError(f"{path} was trained on {config.env}, whose observations or actions differ from those of {env}.")
     return envs, policy
 
 
@@ -149,11 +149,11 @@ def _check_protocol(env: str, protocol: str) -> None:
 
 
 class Screen:
-    """A bar on a terminal, plain lines elsewhere."""
+    """Progress: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, episodes: int, quiet: bool) -> None:
         self.episodes, self.quiet = episodes, quiet
-        self._spoke = time.monotonic()
+        self._printed = time.monotonic()
         console = Console()
         self._bar: Progress | None = None
         if console.is_terminal and not quiet:
@@ -168,8 +168,8 @@ class Screen:
         text += f", {recording.discarded} discarded" if recording.discarded else ""
         if self._bar is not None:
             self._bar.update(self._task, completed=kept, description=text)
-        elif not self.quiet and time.monotonic() - self._spoke >= PLAIN_EVERY:
-            self._spoke = time.monotonic()
+        elif not self.quiet and time.monotonic() - self._printed >= PLAIN_EVERY:
+            self._printed = time.monotonic()
             print(text, flush=True)
 
     def close(self) -> None:
