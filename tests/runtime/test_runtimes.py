@@ -120,7 +120,7 @@ def refused(config: Any) -> Program:
     """A program whose store never takes a block."""
     program = program_of(config)
     node = program.nodes["store"]
-    program.nodes["store"] = dataclasses.replace(node, build=functools.partial(refusing_store, config))
+    program.nodes["store"] = dataclasses.replace(node, build=refusing_store)
     return program
 
 

@@ -117,7 +117,6 @@ def test_a_run_ends_by_itself_and_is_resumed_with_its_store(tmp_path: Path) -> N
     counts = manifest["nodes"]["store"]["counts"]
     covered = [file for file in manifest["blocks"]["store"] if file["stop"] > counts["oldest"]]
     assert covered[0]["first"] <= counts["oldest"] and covered[-1]["stop"] == counts["next"], "every block is saved"
-    lives = {number[0] for number in manifest["nodes"]["store"]["latest"].values()}
 
     again = veldt.resume(run.path, quiet=True, steps=9_000)
     lines = again.metrics
@@ -130,7 +129,6 @@ def test_a_run_ends_by_itself_and_is_resumed_with_its_store(tmp_path: Path) -> N
     new = after["counts"]["inserted"] - counts["inserted"]
     assert new >= 2_000, "what comes after a resume is not taken for what came before"
     assert after["counts"]["duplicates"] == 0 and after["counts"]["sampled"] > counts["sampled"]
-    assert min(number[0] for number in after["latest"].values()) > max(lives)
     assert "stood still" in (run.path / "log.txt").read_text()
 
 
