@@ -39,7 +39,7 @@ class Whole:
         (Whole(ratio=math.nan), "ratio must be from 0 to 1, not nan."),
         (Whole(part=Part(lr=0)), "part.lr must be greater than 0, not 0."),
         (Whole(part=Part(lr=math.nan)), "part.lr must be greater than 0, not nan."),
-        (Whole(part=Part(lr=math.inf)), "part.lr must be greater than 0, not inf."),
+        (Whole(part=Part(lr=math.inf)), "part.lr must be finite, not inf."),
         (Whole(part=Part(sizes=(4, 0))), "part.sizes must be greater than 0, not 0."),
         (Whole(part=Part(patience=0.0)), "part.patience must be greater than 0, not 0.0."),
     ],

@@ -70,7 +70,8 @@ def check(config: Any, prefix: str = "") -> None:
 def check_value(name: str, value: Any, bound: Bound) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if not bound.accepts(number):
-            raise UserError(f"{name} must {bound} {number}.")
+            words = "be finite, not" if number == bound.high == math.inf else str(bound)
+            raise UserError(f"{name} must {words} {number}.")
 
 
 @functools.cache

@@ -496,7 +496,7 @@ def test_dqn_refuses_what_it_cannot_learn():
     with pytest.raises(UserError, match="arm has Box"):
         DQN().check(continuous)
     for bad in (DQN(n=0), DQN(history=0), DQN(gamma=1.01), DQN(gamma=-0.1)):
-        with pytest.raises(UserError, match="dqn needs n >= 1"):
+        with pytest.raises(UserError, match=r"algorithm\.(n|history) must be greater than|algorithm\.gamma must be from 0"):
             bad.check(VECTOR)
     pair = EnvSpec(
         "pair", {"obs/a": spec((3,), np.float32), "obs/b": spec((3,), np.float32)}, VECTOR.action, spaces.Discrete(2)

@@ -13,7 +13,7 @@ n-step returns, priority |y - q|            see `transitions.ActionValues`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
+from veldt.bounds import above, at_least
 from veldt.errors import UserError
 from veldt.nets.heads import NormedMLP
 from veldt.nets.tensors import as_float
@@ -60,11 +61,11 @@ class ActorCritic(nn.Module):
 
 @dataclass(frozen=True)
 class DPG(ActionValues):
-    clip_dqda: float = 1.0
+    clip_dqda: Annotated[float, at_least(0)] = 1.0
     """The critic's gradient by the action is clipped to [-x, x], each element (0: not clipped)."""
-    critic: tuple[int, ...] = (400, 300)
+    critic: Annotated[tuple[int, ...], above(0)] = (400, 300)
     """Hidden layers of the critic; the first is layer-normalised, with tanh."""
-    actor: tuple[int, ...] = (300, 200)
+    actor: Annotated[tuple[int, ...], above(0)] = (300, 200)
     """Hidden layers of the actor; the first is layer-normalised, with tanh."""
 
     exploration: ClassVar[str] = "sigma"
@@ -82,10 +83,6 @@ class DPG(ActionValues):
         images = [name for name, column in env.observation.items() if column.dtype == np.uint8 and len(column.shape) > 1]
         if images:
             raise UserError(f"dpg takes vectors, but {env.name} has images ({', '.join(images)}).")
-        if not all(isinstance(size, int) and size > 0 for size in (*self.critic, *self.actor)):
-            raise UserError("dpg needs hidden layers of at least one unit.")
-        if not 0 <= self.clip_dqda < float("inf"):
-            raise UserError(f"algorithm.clip_dqda must not be negative, but it is {self.clip_dqda}.")
 
     def network(self, env: EnvSpec) -> nn.Module:
         inputs = 0

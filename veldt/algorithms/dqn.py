@@ -12,7 +12,7 @@ prioritized replay (Schaul et al. 2016)     the store's selector                
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numba
 import numpy as np
@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.transitions import ActionValues
+from veldt.bounds import above
 from veldt.errors import UserError
 from veldt.nets.heads import QHead, QNetwork
 from veldt.nets.make import features_of, torso_for, user_network
@@ -38,7 +39,7 @@ class DQN(ActionValues):
     """Split the last layer into value and advantages."""
     huber: bool = True
     """Huber loss, that is, errors clipped to [-1, 1]; otherwise squared."""
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: Annotated[tuple[int, ...], above(0)] = (128, 128)
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
     """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
@@ -49,8 +50,6 @@ class DQN(ActionValues):
         super().check(env)
         if not isinstance(env.action_space, spaces.Discrete):
             raise UserError(f"dqn needs a Discrete action space, but {env.name} has {env.action_space}; try apex-dpg.")
-        if not all(isinstance(size, int) and size > 0 for size in self.hidden):
-            raise UserError("dqn needs hidden layers of at least one unit.")
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:

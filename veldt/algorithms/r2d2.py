@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from veldt.algorithms.base import Batch, Loss, Tensors
 from veldt.algorithms.dqn import epsilon_greedy
 from veldt.algorithms.transitions import ActionValues
+from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
 from veldt.nets.heads import QHead
@@ -116,11 +117,11 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True)
 class R2D2(ActionValues):
-    gamma: float = 0.997
+    gamma: Annotated[float, between(0, 1)] = 0.997
     """Discount of a reward one step later."""
-    n: int = 5
+    n: Annotated[int, above(0)] = 5
     """Steps of reward before the bootstrap."""
-    burn_in: int = 40
+    burn_in: Annotated[int, at_least(0)] = 40
     """Steps before a window that only compute its recurrent state; 0: none."""
     length: int = 80
     """Trained steps of a window."""
@@ -128,17 +129,17 @@ class R2D2(ActionValues):
     """Steps from the start of one window to the next; windows overlap by length - stride."""
     stored_state: bool = True
     """A window starts with the state recorded by its actor; otherwise with zeros."""
-    eta: float = 0.9
+    eta: Annotated[float, between(0, 1)] = 0.9
     """Priority of a window: eta * largest error + (1 - eta) * mean error."""
     rescaling: bool = True
     """Values are learned under h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x."""
     h_epsilon: float = 1e-3
     """The epsilon of h."""
-    lstm: int = 512
+    lstm: Annotated[int, at_least(0)] = 512
     """Units of the LSTM; 0: none, a feed-forward network."""
-    head: int = 512
+    head: Annotated[int, at_least(0)] = 512
     """Hidden units of the dueling head's two streams; 0: none."""
-    hidden: tuple[int, ...] = (128,)
+    hidden: Annotated[tuple[int, ...], above(0)] = (128,)
     """Hidden layers for vector observations, below the LSTM."""
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
     """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
@@ -153,14 +154,10 @@ class R2D2(ActionValues):
         super().check(env)
         if not isinstance(env.action_space, spaces.Discrete):
             raise UserError(f"r2d2 needs a Discrete action space, but {env.name} has {env.action_space}; try apex-dpg.")
-        if self.burn_in < 0 or not 1 <= self.stride <= self.length:
-            raise UserError(
-                f"r2d2 needs burn_in >= 0 and 1 <= stride <= length, not {self.burn_in}, {self.stride} and {self.length}."
-            )
-        if self.lstm < 0 or self.head < 0 or not all(size > 0 for size in self.hidden):
-            raise UserError("r2d2 needs lstm >= 0, head >= 0 and hidden layers of at least one unit.")
-        if not 0 <= self.eta <= 1 or not 0 <= self.h_epsilon < 1:
-            raise UserError(f"r2d2 needs 0 <= eta <= 1 and 0 <= h_epsilon < 1, not {self.eta} and {self.h_epsilon}.")
+        if not 1 <= self.stride <= self.length:
+            raise UserError(f"r2d2 needs 1 <= stride <= length, not {self.stride} and {self.length}.")
+        if not 0 <= self.h_epsilon < 1:
+            raise UserError(f"r2d2 needs 0 <= h_epsilon < 1, not {self.h_epsilon}.")
 
     def state(self, env: EnvSpec) -> Spec:
         if not self.lstm:

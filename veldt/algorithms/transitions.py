@@ -4,14 +4,15 @@ initial priorities."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from veldt import bounds
 from veldt.algorithms.base import Batch, Defaults, Tensors
-from veldt.errors import UserError
+from veldt.bounds import above, at_least, between
 from veldt.learning.returns import NStep, n_step
 from veldt.records.block import Schema, Window
 from veldt.records.history import check_stacked, observation
@@ -33,13 +34,13 @@ class Transitions(NamedTuple):
 class ActionValues(Defaults):
     """While acting it records `q`, the value of the action taken, and `v`, the value that a bootstrap would use."""
 
-    gamma: float = 0.99
+    gamma: Annotated[float, between(0, 1)] = 0.99
     """Discount of a reward one step later."""
-    n: int = 1
+    n: Annotated[int, above(0)] = 1
     """Steps of reward before the bootstrap."""
-    history: int = 1
+    history: Annotated[int, above(0)] = 1
     """Observations stacked for the network, the current one included."""
-    clip_reward: float = 0.0
+    clip_reward: Annotated[float, at_least(0)] = 0.0
     """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
     stacked: tuple[str, ...] = ()
     """Keys of a Dict observation that history stacks (none given: all)."""
@@ -49,9 +50,7 @@ class ActionValues(Defaults):
         return Window(history=self.history, lookahead=self.n)
 
     def check(self, env: EnvSpec) -> None:
-        if self.n < 1 or self.history < 1 or not 0 <= self.gamma <= 1 or not 0 <= self.clip_reward < float("inf"):
-            name = type(self).__name__.lower()
-            raise UserError(f"{name} needs n >= 1, history >= 1, 0 <= gamma <= 1 and clip_reward >= 0, not {self}.")
+        bounds.check(self, "algorithm.")
         check_stacked(env, self.stacked)
 
     def extras(self, env: EnvSpec) -> Spec:

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veldt import bounds
 from veldt.algorithms.base import Batch, Defaults, Loss, Tensors
+from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
@@ -102,35 +104,35 @@ class PolicyAndValue(nn.Module):
 
 @dataclass(frozen=True)
 class VTraceActorCritic(Defaults):
-    gamma: float = 0.99
+    gamma: Annotated[float, between(0, 1)] = 0.99
     """Discount of a reward one step later."""
-    unroll: int = 20
+    unroll: Annotated[int, above(0)] = 20
     """Steps of an unroll, which an actor sends as one block; also the longest return before the bootstrap."""
-    history: int = 1
+    history: Annotated[int, above(0)] = 1
     """Observations stacked for the network, the current one included."""
-    clip_reward: float = 0.0
+    clip_reward: Annotated[float, at_least(0)] = 0.0
     """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
     stacked: tuple[str, ...] = ()
     """Keys of a Dict observation that history stacks (none given: all)."""
-    lstm: int = 0
+    lstm: Annotated[int, at_least(0)] = 0
     """Units of an LSTM over the features, the last action and the last reward; 0: none."""
     correction: Literal["vtrace", "one-step", "none"] = "vtrace"
     """Off-policy correction. one-step: only the policy gradient has importance weights; none: no weights."""
-    clip_rho: float = 1.0
+    clip_rho: Annotated[float, at_least(0, infinite=True)] = 1.0
     """Largest importance weight of a step; it sets which policy's values are learned."""
-    clip_c: float = 1.0
+    clip_c: Annotated[float, at_least(0, infinite=True)] = 1.0
     """Largest weight in the product over earlier steps; it sets how fast values converge, not what to."""
-    trace: float = 1.0
+    trace: Annotated[float, between(0, 1)] = 1.0
     """The paper's lambda: less than 1 shortens the traces."""
-    baseline_cost: float = 0.5
+    baseline_cost: Annotated[float, at_least(0)] = 0.5
     """Weight of the value's loss."""
-    entropy_cost: float = 0.01
+    entropy_cost: Annotated[float, at_least(0)] = 0.01
     """Weight of the entropy bonus."""
     normalize: bool = False
     """Divide values and advantages by the root mean square of value targets, if that is more than 1."""
     sum_losses: bool = False
     """Losses are summed over all steps of a batch, as in the paper; otherwise averaged."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: Annotated[tuple[int, ...], above(0)] = (64, 64)
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "impala-shallow", "mlp"] = "auto"
     """Network for images; auto: impala-shallow for uint8 of at least 36 x 36, minatar for small ones, else mlp."""
@@ -145,14 +147,7 @@ class VTraceActorCritic(Defaults):
 
     def check(self, env: EnvSpec) -> None:
         distribution_for(env, "impala")
-        if self.unroll < 1 or self.history < 1 or self.lstm < 0 or not all(size > 0 for size in self.hidden):
-            raise UserError("impala needs unroll >= 1, history >= 1, lstm >= 0 and hidden layers of at least one unit.")
-        for name in ("gamma", "trace"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"algorithm.{name} must be from 0 to 1, not {getattr(self, name)}.")
-        for name in ("clip_reward", "clip_rho", "clip_c", "baseline_cost", "entropy_cost"):
-            if not getattr(self, name) >= 0 or (name == "clip_reward" and self.clip_reward == float("inf")):
-                raise UserError(f"algorithm.{name} must not be negative nor infinite, but it is {getattr(self, name)}.")
+        bounds.check(self, "algorithm.")
         check_stacked(env, self.stacked)
         if self.clip_rho < self.clip_c:
             raise UserError(f"algorithm.clip_c ({self.clip_c}) must not be greater than clip_rho ({self.clip_rho}).")

@@ -11,7 +11,7 @@ from veldt.signals import interruptible
 
 EXAMPLE = """Acts for a run that listens (veldt train ... --gate.listen HOST:PORT), from this machine or another.
 
-It takes a free seat of the run, is told what to do, and may be stopped and started again at any time.
+It takes a free seat of the run, gets its settings from the run, and may be stopped and started again at any time.
 
 Example: veldt actor --connect trainer.local:7777 --token-file token --certificate run.crt
 """
@@ -24,13 +24,13 @@ class Actor:
     token_file: Path | None = None
     """File with the run's token, readable by you alone."""
     certificate: Path | None = None
-    """The run's certificate (PEM), or that of who signed it; needed for another host."""
+    """The run's TLS certificate (PEM), or that of its issuer; needed for another host."""
     env: str = ""
-    """The environment that may be imported, if it is module:callable; Gymnasium ids need no permission."""
+    """Allow importing this environment, if the run's is module:callable; Gymnasium ids need no permission."""
     compress: bool = False
     """Compress what is sent (lz4)."""
     patience: float = 60.0
-    """Seconds without the run before this gives up."""
+    """Seconds without a connection before the actor gives up."""
 
 
 def run(argv: list[str]) -> int:

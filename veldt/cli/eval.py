@@ -20,13 +20,13 @@ class Eval:
     run: tyro.conf.Positional[Path]
     """The run's directory."""
     env: str = ""
-    """Another environment of the same kind to play them in (default: the run's)."""
+    """Another environment with the same observations and actions (default: the run's)."""
     episodes: int = 20
-    """How many episodes."""
+    """Number of episodes."""
     seed: int = 0
-    """Of the environments."""
+    """Seed of the environments."""
     epsilon: float | None = None
-    """Part of the actions that is random all the same (default: eval.epsilon of the run)."""
+    """Fraction of random actions (default: eval.epsilon of the run)."""
     json: bool = False
     """Print one JSON object on the last line: mean_return, returns, mean_length."""
     video: Path | None = None
