@@ -336,7 +336,7 @@ def test_a_state_is_loaded_though_processes_die_meanwhile(recipe: str) -> None:
         assert nodes.count("learner_steps") == saved["learner"]["steps"]
         policy = "inference" if recipe == "seed-vtrace" else "policy/1"
         assert state[policy] == saved[policy]
-        nodes.reset(1)
+        nodes.resume(1)
         yield from wait(lambda: nodes.count("learner_steps") > saved["learner"]["steps"] + 30, 20, "it goes on")
 
     play(Local(), program, scenario)

@@ -296,7 +296,7 @@ def test_the_state_of_all_nodes_goes_out_and_in_and_is_the_same(runtime: Any) ->
         for name, part in saved["state"].items():
             assert chaos.fingerprint(again[name]) == chaos.fingerprint(part), name
         assert nodes.count("env_steps") == saved["state"]["counters"]["counts"]["env_steps"]
-        nodes.reset(1)
+        nodes.resume(1)
         assert chaos.check_blocks(nodes.snapshot()) == saved["rows"]
         begun = nodes.count("learner_steps")
         yield from wait(lambda: nodes.count("learner_steps") > begun + 60, 30, "it goes on from there")
@@ -374,7 +374,9 @@ def test_a_node_that_only_its_own_process_can_use_is_named() -> None:
     program = tickers()
     alone = program.add("alone", Ticker)
     program.add("d", Ticker, other={"deep": [alone]})
-    with pytest.raises(UserError, match=r"d needs alone, which can be used in one process only: add it with on=alone\."):
+    with pytest.raises(
+        UserError, match=r"d needs alone, which has no ports and can be used in one process only: add it with on=alone\."
+    ):
         run_until(Local(), program, lambda nodes: True)
 
 

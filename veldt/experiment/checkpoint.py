@@ -2,7 +2,7 @@
 
     checkpoints/
       000003/            manifest.json   what belongs to this checkpoint, with sha256, and all state that is not an array
-                         weights.safetensors   the network's weights by name
+                         weights.safetensors   the network's weights by name; weights-NODE.safetensors if several have some
                          state.safetensors     target, optimizer, priorities, counters, ...
       blocks/            store-000000000000.safetensors ...   each block of the store once, shared by all checkpoints
       latest             link to the newest
@@ -34,8 +34,8 @@ from veldt.records.tree import Tree
 from veldt.runtime.base import Nodes
 
 log = logging.getLogger("veldt")
-FORMAT = 1
-MANIFEST_HAS = {"number": int, "nodes": dict, "learner": str, "blocks": dict, "files": dict}
+FORMAT = 2
+MANIFEST_HAS = {"number": int, "nodes": dict, "weights": dict, "blocks": dict, "files": dict}
 RETRIES = 10
 CHUNK = 64 * 2**20  # bytes of blocks that are copied and written at a time
 WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
@@ -50,8 +50,11 @@ class Checkpoint:
     def number(self) -> int:
         return int(self.manifest["number"])
 
-    def weights(self) -> Tree:
-        return load_file(self.path / WEIGHTS)
+    def weights(self, node: str = "") -> Tree:
+        """Of a node; of the first that has weights, unless one is named. Empty: there are none."""
+        files: dict[str, str] = self.manifest["weights"]
+        file = files[node] if node else next(iter(files.values()), "")
+        return load_file(self.path / file) if file else {}
 
 
 class Checkpoints:
@@ -131,8 +134,8 @@ class Checkpoints:
         for key, array in load_file(checkpoint.path / STATE).items():
             node, _, name = key.partition(":")
             state[node][name] = array
-        for name, array in checkpoint.weights().items():
-            state[checkpoint.manifest["learner"]][f"weights/{name}"] = array
+        for node in checkpoint.manifest["weights"]:
+            state[node] |= {f"weights/{name}": array for name, array in checkpoint.weights(node).items()}
         nodes.load_state(state)
         for name, store in nodes.stores().items():
             for file in checkpoint.manifest["blocks"][name]:
@@ -168,20 +171,21 @@ class Checkpoints:
         return files
 
     def _save_state(self, path: Path, nodes: Nodes, manifest: dict[str, Any]) -> None:
-        weights: Tree = {}
+        weights: dict[str, Tree] = {}  # by node
         arrays: Tree = {}
-        manifest |= {"nodes": {}, "learner": ""}  # no name: no node has weights
+        manifest["nodes"] = {}
         for node, state in nodes.state().items():
             manifest["nodes"][node] = {}
             for name, value in state.items():
                 if not isinstance(value, np.ndarray):
                     manifest["nodes"][node][name] = value
                 elif name.startswith("weights/"):
-                    manifest["learner"] = node
-                    weights[name.removeprefix("weights/")] = value
+                    weights.setdefault(node, {})[name.removeprefix("weights/")] = value
                 else:
                     arrays[f"{node}:{name}"] = value
-        manifest["files"] = {name: write_arrays(path / name, x) for name, x in ((WEIGHTS, weights), (STATE, arrays))}
+        manifest["weights"] = {node: _weights_file(node, len(weights)) for node in weights}
+        files = {STATE: arrays} | {manifest["weights"][node]: x for node, x in weights.items()}
+        manifest["files"] = {name: write_arrays(path / name, x) for name, x in files.items()}
         body = json.dumps(manifest)
         with open(path / MANIFEST, "w") as file:
             file.write(f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n")
@@ -210,10 +214,15 @@ class Checkpoints:
             manifest = None
         if not isinstance(manifest, dict):
             raise Corrupt("its manifest is no JSON object")
+        if manifest.get("format") == 1 and "learner" in manifest:  # it had one network
+            manifest |= {"format": FORMAT, "weights": {str(manifest["learner"]): WEIGHTS}}
         if manifest.get("format") != FORMAT:
             raise Corrupt(f"it has format {manifest.get('format')}, this Veldt reads format {FORMAT}")
         if not all(isinstance(manifest.get(name), kind) for name, kind in MANIFEST_HAS.items()):
             raise Corrupt("its manifest lacks what every one has")
+        files = manifest["files"]
+        if any(Path(name).name != name for name in files) or not {STATE, *manifest["weights"].values()} <= files.keys():
+            raise Corrupt("its manifest names files that are not its own")
         return manifest
 
     def _is_sound(self, file: dict[str, Any]) -> bool:
@@ -271,6 +280,10 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _weights_file(node: str, nodes: int) -> str:
+    return WEIGHTS if nodes == 1 else f"weights-{node.replace('/', '-')}.safetensors"
 
 
 def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple[int, int]]:

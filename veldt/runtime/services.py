@@ -30,7 +30,7 @@ class Requests(Protocol):
     def waiting(self) -> int: ...
 
     @property
-    def read(self) -> int: ...  # messages ever popped, over all lives
+    def popped(self) -> int: ...  # messages, over all lives
 
 
 class Replies(Outbox, Protocol):
@@ -79,7 +79,7 @@ class StreamService:
         assert message is not None
         port, method = self._ports[message[PORT][0]]
         args = port.arguments.unpack(self._node, message)
-        source = {"source": Source(channel, inbox.read)} if port.source else {}
+        source = {"source": Source(channel, inbox.popped)} if port.source else {}
         if method(*args, **source) is False:
             return False
         self.messages += 1

@@ -105,8 +105,8 @@ class Ring:
         return 0 if self._map() is None else self._words[HEAD]
 
     @property
-    def read(self) -> int:
-        """Messages ever read, over all lives of the reader."""
+    def popped(self) -> int:
+        """Messages ever popped, over all lives of the reader."""
         return 0 if self._map() is None else self._words[TAIL]
 
 
