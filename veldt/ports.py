@@ -194,6 +194,8 @@ def value_of(hint: Any, where: str) -> Value:
         optional = len(others) < len(get_args(hint))
         hint = others[0] if len(others) == 1 else object
     kind = get_origin(hint) or hint
+    while hasattr(kind, "__value__"):  # an alias made with TypeAliasType, as NumPy has them from Python 3.12 on
+        kind = get_origin(kind.__value__) or kind.__value__
     if kind in (int, float, bool, NoneType, dict, np.ndarray):
         return Value(kind, optional)
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):

@@ -46,7 +46,7 @@ from veldt.acting.seam import send_examples
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side
 from veldt.bench.timing import machine
-from veldt.counters import Counters
+from veldt.counters import COLUMN, Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
 from veldt.experiment import recipes, rules
@@ -501,7 +501,8 @@ class Window:
 
     def _steps(self, nodes: Any) -> dict[str, int]:
         supervisor = nodes.supervisor
-        return {name: int(supervisor.board.counts[supervisor.plan.row(name)][0]) for name in self.actors}
+        table = supervisor.rows["counters"].table
+        return {name: int(table[supervisor.plan.row(name), COLUMN["env_steps"]]) for name in self.actors}
 
     def _note(self, nodes: Any, told: dict[str, float]) -> None:
         if "inference_batch" in told:
