@@ -1,1 +1,2 @@
-"""Measurements: ours against the limit, and ours against a peer, alternating in one run. Medians."""
+"""Measurements: this package against the limit of the machine, and against other libraries, alternating in one run.
+Medians. May import everything; nothing imports it but `cli.bench` and the zygote."""
