@@ -248,7 +248,7 @@ def test_a_process_killed_while_it_is_built_and_several_at_once(recipe: str, cap
         yield from wait(verdict.more(1_000), 20, "all is well")
 
     play(Local(), program_of(config_of(recipe=recipe), Checker, 8), scenario)
-    assert "actor/0 ended (killed by SIGKILL, perhaps for want of memory); started again" in caplog.text
+    assert "actor/0 ended (killed by SIGKILL, perhaps for want of memory); restarted" in caplog.text
 
 
 @pytest.mark.parametrize("recipe", FEW)
@@ -374,7 +374,7 @@ def test_when_the_zygote_is_killed_all_come_back(caplog: pytest.LogCaptureFixtur
     before = chaos.belongings()
     play(Local(), program, scenario)
     assert chaos.belongings() == before
-    assert "the zygote died with exit status -9; all processes are started again" in caplog.text
+    assert "the zygote died with exit status -9; all processes are restarted" in caplog.text
 
 
 # Ctrl-C.

@@ -257,7 +257,7 @@ def test_with_a_killed_zygote_go_its_own_processes_alone(light: bool, caplog: py
     play(Local(), actors(), scenario)
     assert chaos.belongings() == before
     name = "light zygote" if light else "zygote"
-    assert f"the {name} died with exit status -9; its processes are started again" in caplog.text
+    assert f"the {name} died with exit status -9; its processes are restarted" in caplog.text
 
 
 @pytest.mark.parametrize("light", [True, False])

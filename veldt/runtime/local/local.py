@@ -134,8 +134,8 @@ class LocalNodes:
         needed = self._kept_processes()
         answers = self.supervisor.orders.ask_all("state", needed)
         self.paused = max((answers[name].result for name in needed), default=0.0)
-        counts = {name: counters.state() for name, counters in self.supervisor.counters.items()}
-        return self._read(answers) | counts | array_state(self.supervisor.arrays)
+        states = self._read(answers)
+        return states | self.supervisor.count_states() | array_state(self.supervisor.arrays)
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         supervisor = self.supervisor

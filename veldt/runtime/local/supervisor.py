@@ -262,6 +262,17 @@ class Supervisor:
         """The counts that belong to a state of a process."""
         self.children[name].counts = counts
 
+    def count_states(self) -> dict[str, dict[str, Any]]:
+        """The counts, for a checkpoint: those that belong to a process's state as they were when that was taken."""
+        out: dict[str, dict[str, Any]] = {}
+        for name, counters in self.counters.items():
+            out[name] = state = counters.state()
+            for child in self.children.values():
+                for count in OF_STATE if name in child.counts else ():
+                    now = int(self.rows[name].table[self.plan.row(child.name), COLUMN[count]])
+                    state["counts"][count] += child.counts[name][COLUMN[count]] - now
+        return out
+
     def _set_back(self, child: Child) -> None:
         """A restarted process goes on from the state that was kept, and so do the counts that belong to it."""
         nodes = [self.plan.nodes[name] for name in self.plan.processes[child.name]]
