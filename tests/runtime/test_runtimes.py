@@ -203,8 +203,8 @@ def test_an_error_in_a_service_ends_the_run_with_its_traceback(runtime: Any) -> 
     with pytest.raises(kind, match="the twelfth of never") as caught:
         play(runtime, failing(), lambda nodes: wait(lambda: False, 30, "the error"))
     if isinstance(caught.value, ProcessFailed):
-        assert caught.value.told.count("Traceback (most recent call last)") == 1
-        assert "in step" in caught.value.told and "chaos.py" in caught.value.told
+        assert caught.value.traceback.count("Traceback (most recent call last)") == 1
+        assert "in step" in caught.value.traceback and "chaos.py" in caught.value.traceback
         assert str(caught.value).startswith("learner failed with ZeroDivisionError: ")
 
 

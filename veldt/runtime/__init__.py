@@ -1,4 +1,16 @@
-"""Runtimes: where the nodes of a program run."""
+"""Runtimes: where the nodes of a program run.
+
+    base       the protocols of a runtime and of a running program
+    host       builds some nodes of a program and steps the workers among them
+    inline     all nodes in one thread
+    proxies    stand for nodes of other processes
+    services   call nodes for other processes
+    local      supervised processes of one host
+    grpc       actors that share no memory with the run
+    shm        shared memory
+
+Imports `program`, `ports`, `shared`, `metrics`, `counters` and `records.tree`; knows no role.
+"""
 
 from __future__ import annotations
 
