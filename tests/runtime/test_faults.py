@@ -363,7 +363,7 @@ def test_when_the_zygote_is_killed_all_come_back(caplog: pytest.LogCaptureFixtur
     def scenario(nodes: Any) -> Iterator[None]:
         yield from wait(lambda: nodes.count("learner_steps") > 30, 20, "it learns")
         saved, members = nodes.snapshot().state()["learner"], family()
-        os.kill(nodes.supervisor.zygote_pid, signal.SIGKILL)
+        os.kill(nodes.supervisor.zygotes[False].pid, signal.SIGKILL)
         yield from wait(lambda: nodes.supervisor.children["learner"].incarnation == 1, 10, "its end is seen")
         yield from wait(lambda: all(x.ready for x in nodes.supervisor.children.values()), 20, "all are back")
         assert not any(map(chaos.alive, members))

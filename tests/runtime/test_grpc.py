@@ -33,7 +33,7 @@ from veldt.counters import NAMES, Counters
 from veldt.errors import UserError
 from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
-from veldt.runtime.grpc.connection import SILENT_S, LinkLost, grpc, read_token  # gRPC as both ends have it
+from veldt.runtime.grpc.connection import SILENCE_S, LinkLost, grpc, read_token  # gRPC as both ends have it
 from veldt.runtime.grpc.doors import Door
 from veldt.runtime.grpc.event_bell import EventBell
 from veldt.runtime.grpc.gate import Gate
@@ -695,7 +695,7 @@ def test_a_gate_may_be_killed_many_times(make: Callable[..., World]) -> None:
 
 
 def through_proxy(
-    make: Callable[..., World], seed: int = 0, silence: float = SILENT_S
+    make: Callable[..., World], seed: int = 0, silence: float = SILENCE_S
 ) -> tuple[World, Process, Link, Traffic]:
     world = make(silence=silence)
     world.start("answer")

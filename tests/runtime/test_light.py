@@ -203,7 +203,7 @@ def test_a_full_zygote_is_full_whoever_starts_it(monkeypatch: pytest.MonkeyPatch
 
     def scenario(nodes: Any) -> Iterator[None]:
         yield from wait(lambda: ready(nodes), 60, "it is there")
-        assert "torch" in loaded(nodes.supervisor.zygote_pid)
+        assert "torch" in loaded(nodes.supervisor.zygotes[False].pid)
 
     play(Local(), tellers(tmp_path, full=False), scenario)
     zygote.discard()

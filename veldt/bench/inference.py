@@ -612,7 +612,7 @@ def read_prices(path: Path) -> Prices:
         raise UserError(f"The prices in {path} cannot be read ({error.strerror}).") from None
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path} is no price file: it needs currency, core_hour and gpu_hour with a price by kind."
+            f"{path} is not a price file: it needs currency, core_hour and gpu_hour with a price by kind."
         ) from None
     if not all(0 <= price < math.inf for price in (prices.core_hour, *gpus.values())):
         raise UserError(f"{path} has prices that are negative or not finite.")

@@ -43,7 +43,7 @@ class Host:
         return merge((thing.metrics() for thing in self._with("metrics").values()), self.declarations)
 
     def busy(self, elapsed: float) -> dict[str, float]:
-        """`busy/...`: the fraction of the elapsed time that workers, and parts of their steps, took since `forget_busy`."""
+        """`busy/...`: the fraction of the elapsed time that workers, and parts of their steps, took since `reset_busy`."""
         for _, worker in self.workers:
             for part, seconds in getattr(worker, "timings", {}).items():
                 self._timings[part] = self._timings.get(part, 0.0) + seconds
@@ -51,8 +51,8 @@ class Host:
         taken = [(node.role, self._busy[i]) for i, (node, _) in enumerate(self.workers)]
         return busy_shares([*taken, *self._timings.items()], elapsed)
 
-    def forget_busy(self) -> None:
-        """Starts the fractions of `busy` anew."""
+    def reset_busy(self) -> None:
+        """Resets the fractions of `busy`."""
         self._busy, self._timings = [0.0] * len(self.workers), {}
 
     def cut(self) -> list[str]:

@@ -66,7 +66,7 @@ class InlineNodes:
         out = self.host.metrics()
         elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
         out |= self.host.busy(elapsed)
-        self.host.forget_busy()
+        self.host.reset_busy()
         return out
 
     def stop(self) -> None:

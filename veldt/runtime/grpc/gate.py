@@ -101,10 +101,10 @@ class Gate:
         if self._error is not None:
             raise self._error
 
-    def close(self, end: bool = True) -> None:
-        """`end`: the run has ended, and so do the actors; otherwise they reconnect to the next gate."""
+    def close(self) -> None:
+        """The run has ended: sends END to all actors."""
         for stream in list(self._open):
-            if end and stream.seat is not None:
+            if stream.seat is not None:
                 stream.ending = True
                 stream.wake()
             else:

@@ -1,6 +1,6 @@
 """Frames: the messages between the run's gate and an actor that shares no memory with the run.
 
-A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they lie in shared
+A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they are in shared
 memory (`shm.Format`), so that a gate copies them in one piece; formats are sent once, from the run to the actor, and frames
 refer to them by number. A frame is checked before anything of it is kept: its length, kind and checksum, and that booleans
 are 0 or 1 and floats finite. Nothing here is ever unpickled.
@@ -81,7 +81,7 @@ def signed(number: int) -> int:
 
 
 class Columns:
-    """How the arrays of one format lie in a payload."""
+    """The offsets and checks of the arrays of one format in a payload."""
 
     def __init__(self, format_: Format, finite: bool = True) -> None:
         self.format = format_

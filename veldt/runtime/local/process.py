@@ -317,7 +317,7 @@ class Process:
         metrics |= {f"wait/{role}": self.waited / elapsed, f"cpu/{role}": (cpu - self.cpu) / elapsed}
         if self._report({"metrics": metrics, "seconds": elapsed}):
             self.since, self.cpu, self.waited, self.unsent = now, cpu, 0.0, {}
-            self.host.forget_busy()
+            self.host.reset_busy()
 
     def _report(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
         """False: the supervisor's socket is full, and metrics are not sent; other messages wait for room."""

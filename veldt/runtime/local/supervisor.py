@@ -309,10 +309,6 @@ class Supervisor:
             except zygote.ZygoteDied as again:
                 error = again
 
-    @property
-    def zygote_pid(self) -> int:
-        return self.zygotes[False].pid
-
     def _zygote_fds(self) -> list[int]:
         return [each.socket.fileno() for each in self.zygotes.values()]
 

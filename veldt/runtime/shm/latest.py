@@ -68,7 +68,7 @@ class Latest:
         return None if found is None else (found[0], self.format.split(found[1]))
 
     def read_bytes(self, have: int) -> tuple[int, Array] | None:
-        """Like `read`, with the bytes of all arrays as they lie in the slot."""
+        """Like `read`, with the bytes of all arrays as they are in the slot."""
         if self._memory is None and not self._map():
             return None
         words = self._words
