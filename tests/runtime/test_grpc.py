@@ -462,9 +462,9 @@ def test_orders_and_counts_of_the_run_are_known_to_the_actor(make: Callable[...,
     assert told == {"actor/0": {"episode_return": 3.5}}
     for name in ("hold", "stopping"):
         setattr(world.board, name, True)
-        until(lambda name=name: getattr(link, name), link, 2.0)
+        until(lambda name=name: getattr(link.session, name), link, 2.0)
         setattr(world.board, name, False)
-        until(lambda name=name: not getattr(link, name), link, 2.0)
+        until(lambda name=name: not getattr(link.session, name), link, 2.0)
     assert not counters.stopping and not link.session.quit
     world.board.quit = True
     until(lambda: link.session.quit, link, 2.0)
