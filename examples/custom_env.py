@@ -32,7 +32,7 @@ class Hover(gym.Env):
 
 
 def main(steps: int = 20_000) -> None:
-    """Trains DQN on Hover for so many env steps. Random play returns about -190, a good rule 43."""
+    """Trains DQN on Hover for this many env steps. Random play returns about -190, a good rule 43."""
     run = veldt.train("dqn", env=Hover, steps=steps)
     print(f"mean return of 20 greedy episodes: {run.evaluate(20).mean_return:.1f}")
 

@@ -27,7 +27,7 @@ class SmallCNN(nn.Module):
 
 
 def main(steps: int = 8_000) -> None:
-    """Trains DQN on Catch for so many env steps. The best possible return is 1."""
+    """Trains DQN on Catch for this many env steps. The best possible return is 1."""
     run = veldt.train("dqn", env="veldt/Catch-v0", network=SmallCNN, steps=steps)
     print(f"mean return of 100 greedy episodes: {run.evaluate(100).mean_return:.2f}")
 

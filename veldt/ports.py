@@ -70,6 +70,7 @@ class Port:
     reply: str = ""  # call: the method that returns the reply, if that is another one
     after: str = ""
     due: str = ""
+    only: tuple[str, ...] = ()  # call: the keys of a dict that are sent back; empty: all
     cancels: str = ""  # stream: the call that it withdraws; such a message is sent in order with the calls
     refuses: bool = True  # stream: the method returns a bool
     source: bool = False  # the method takes the keyword `source`
@@ -91,10 +92,20 @@ def stream(method: Any = None, *, cancels: str = "", codec: Codec | None = None)
 @overload
 def call(method: F) -> F: ...
 @overload
-def call(*, reply: str = "", after: str = "", due: str = "", codec: Codec | None = None) -> Callable[[F], F]: ...
-def call(method: Any = None, *, reply: str = "", after: str = "", due: str = "", codec: Codec | None = None) -> Any:
-    """Request and reply."""
-    return _mark(method, CALL, {"reply": reply, "after": after, "due": due}, codec)
+def call(
+    *, reply: str = "", after: str = "", due: str = "", only: tuple[str, ...] = (), codec: Codec | None = None
+) -> Callable[[F], F]: ...
+def call(
+    method: Any = None,
+    *,
+    reply: str = "",
+    after: str = "",
+    due: str = "",
+    only: tuple[str, ...] = (),
+    codec: Codec | None = None,
+) -> Any:
+    """Request and reply. `only` names the keys of a dict that are sent back."""
+    return _mark(method, CALL, {"reply": reply, "after": after, "due": due, "only": only}, codec)
 
 
 def latest(method: F) -> F:
@@ -103,7 +114,7 @@ def latest(method: F) -> F:
     return marked
 
 
-def _mark(method: Any, kind: str, options: dict[str, str], codec: Codec | None) -> Any:
+def _mark(method: Any, kind: str, options: dict[str, Any], codec: Codec | None) -> Any:
     def mark(function: Any) -> Any:
         setattr(function, MARK, (kind, options, codec))
         return function
@@ -194,6 +205,8 @@ def value_of(hint: Any, where: str) -> Value:
         optional = len(others) < len(get_args(hint))
         hint = others[0] if len(others) == 1 else object
     kind = get_origin(hint) or hint
+    while hasattr(kind, "__value__"):  # an alias made with TypeAliasType, as NumPy has them from Python 3.12 on
+        kind = get_origin(kind.__value__) or kind.__value__
     if kind in (int, float, bool, NoneType, dict, np.ndarray):
         return Value(kind, optional)
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):

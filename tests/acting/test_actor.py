@@ -15,6 +15,7 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.envs.small import Chain, Counter
 from veldt.records.tree import Array, Tree
+from veldt.shared import PrivateRows
 
 
 class Always:
@@ -246,11 +247,12 @@ def test_an_episode_that_was_not_waited_for_is_not_counted_again() -> None:
 
 
 def test_an_evaluation_ends_when_the_run_does() -> None:
-    counters = Counters()
+    rows = PrivateRows()
+    counters = Counters(rows)
     chains = partial(make_env, Chain)  # without a time limit
     who = Evaluator(chains, Always(0), counters, every=100, episodes=1, max_length=10**9, seed=0)  # type: ignore[arg-type]
     assert not who.step()
     counters.add("env_steps", 100)
-    counters.stopping = True
+    rows.stopping = True
     assert who.step() and who.metrics() == {} and counters.get("evaluations") == 0
     who.close()

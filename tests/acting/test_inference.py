@@ -284,7 +284,7 @@ def test_all_groups_of_a_process_are_taken_before_any_is_answered(fds: list[int]
 
 def test_answers_go_out_before_they_are_recorded(fds: list[int]) -> None:
     policy = Patient(2)
-    one, host = client(fds), server(policy, fds)
+    one = client(fds)
     found: list[Any] = []
     record = policy.record
 
@@ -293,6 +293,7 @@ def test_answers_go_out_before_they_are_recorded(fds: list[int]) -> None:
         record()
 
     policy.record = look  # type: ignore[method-assign]
+    host = server(policy, fds)
     assert one.send(0, step(5)) and one.send(1, step(6))
     host.step()
     assert [x["action"].tolist() for x in found[0]] == [[5], [6]]
@@ -303,7 +304,7 @@ def test_a_new_life_answers_none_of_many_twice(popped: int, fds: list[int]) -> N
     """The server dies after it answered three groups of one process, and took none, one or two from the stream."""
     one, first = client(fds), server(Patient(3, life=10), fds)
     assert one.send(0, step(1)) and one.send(1, step(2)) and one.send(2, step(3))
-    pop, left = first._channels[0].there.pop, [popped]
+    pop, left = first._callers[0].calls.pop, [popped]
 
     def dying() -> None:
         if left[0] == 0:
@@ -311,7 +312,7 @@ def test_a_new_life_answers_none_of_many_twice(popped: int, fds: list[int]) -> N
         left[0] -= 1
         pop()
 
-    first._channels[0].there.pop = dying  # type: ignore[method-assign]
+    first._callers[0].calls.pop = dying  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
         first.step()
     second = Patient(1, life=20)
@@ -338,7 +339,7 @@ def test_what_a_dead_client_asked_does_not_hold_up_its_successor(fds: list[int])
             assert new.send(group, step(7 + group))
     serve(host)
     assert [new.recv(group)["action"].tolist() for group in (0, 1)] == [[7], [8]]  # type: ignore[index]
-    assert host._channels[0].there.waiting == 0
+    assert host._callers[0].calls.waiting == 0
 
 
 # Recording, and whole programs in one thread.

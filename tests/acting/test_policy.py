@@ -90,7 +90,7 @@ def test_exploration_follows_the_env_steps_of_the_run() -> None:
     assert who.metrics() == {"epsilon": 0.25, "lag_updates": 0.0}
     who.model.params.publish(Weights(30, who.model.vector.numpy().copy()))
     who.model.pull()
-    who.model.counters.put("learner_steps", 37)
+    who.model.counters.add("learner_steps", 37)
     assert who.metrics()["lag_updates"] == 7
 
 
@@ -244,7 +244,7 @@ def test_a_policy_that_explores_by_itself_tells_no_amount() -> None:
     who = policy(algorithm=VTraceActorCritic(hidden=(8,)), explore=np.ones(2))
     ask(who, record(2))
     assert who.metrics() == {"lag_updates": 0.0}
-    who.model.counters.put("learner_steps", 7)
+    who.model.counters.add("learner_steps", 7)
     assert who.metrics() == {"lag_updates": 7.0}
 
 

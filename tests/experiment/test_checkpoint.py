@@ -491,11 +491,36 @@ def test_when_all_are_damaged_one_sentence_says_what_to_do(tmp_path: Path) -> No
 
 def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path, rounds=1)
-    path = tmp_path / "000001" / "manifest.json"
-    body = json.dumps(json.loads(path.read_text().split("\n")[0]) | {"format": 99})
-    path.write_text(f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n")
-    with pytest.raises(UserError, match="it has format 99, this Veldt reads format 1"):
+    rewritten(tmp_path / "000001" / "manifest.json", format=99)
+    with pytest.raises(UserError, match="it has format 99, this Veldt reads format 2"):
         Checkpoints(tmp_path).load()
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    """A manifest with other entries, signed again; None: without that entry."""
+    manifest = json.loads(path.read_text().split("\n")[0]) | changes
+    body = json.dumps({name: x for name, x in manifest.items() if x is not None})
+    path.write_text(f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n")
+
+
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
+    """It named the one node that had weights."""
+    written(tmp_path, rounds=1)
+    rewritten(tmp_path / "000001" / "manifest.json", format=1, weights=None, learner="learner")
+    found = Checkpoints(tmp_path).load()
+    assert found is not None and found.weights().keys() == {"w"}
+    fake = Fake()
+    Checkpoints(tmp_path).restore(found, fake)  # type: ignore[arg-type]
+    assert fake.round == 1
+    fake.check()
+
+
+@pytest.mark.parametrize("weights", ["../000002/weights.safetensors", "/etc/passwd", "none.safetensors"])
+def test_a_manifest_that_names_files_elsewhere_is_not_followed(weights: str, tmp_path: Path) -> None:
+    written(tmp_path, rounds=2)
+    rewritten(tmp_path / "000002" / "manifest.json", weights={"learner": weights})
+    found = Checkpoints(tmp_path).load()
+    assert found is not None and found.number == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import veldt
 from veldt.counters import Counters
 from veldt.experiment import session
 from veldt.experiment.run import Run
-from veldt.program import Program
+from veldt.program import ROWS, Program
 
 
 class Ticker:
@@ -39,7 +39,7 @@ class Ticker:
 
 def only_a_ticker(config: Any, env: Any) -> Program:
     program = Program()
-    program.add("ticker", Ticker, program.add("counters", Counters))
+    program.add("ticker", Ticker, program.add("counters", Counters, ROWS))
     return program
 
 

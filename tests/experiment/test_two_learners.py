@@ -49,10 +49,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def copied(state: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {
-        node: {name: x.copy() if isinstance(x, np.ndarray) else x for name, x in part.items()}
-        for node, part in state.items()
-    }
+    return copy.deepcopy(state)
 
 
 def test_both_are_saved_and_resume_exactly(tmp_path: Path) -> None:

@@ -68,8 +68,9 @@ class Published(LatestParams):
 
     def publish(self, weights: Weights) -> None:
         super().publish(weights)
-        assert self.weights is not None
-        self.all.append(self.weights)
+        newest = self.pull(-1)
+        assert newest is not None
+        self.all.append(newest)
 
 
 class Normed(nn.Module):

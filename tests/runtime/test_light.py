@@ -22,6 +22,7 @@ from chaos import child, play, steps_of, wait
 
 from veldt import callables
 from veldt.acting.actor import Actor, _account
+from veldt.acting.seam import Policy
 from veldt.compiled import LIGHT
 from veldt.counters import Counters
 from veldt.envs import make_env
@@ -40,7 +41,7 @@ def _tidy() -> Iterator[None]:
     zygote.discard()
 
 
-class Asked:
+class Asked(Policy):
     """A policy that others ask: every action is 0. Whoever unpickles it imports this file, and so torch."""
 
     due = math.inf

@@ -78,7 +78,7 @@ def _call(node: ast.Call) -> Iterator[tuple[int, str]]:
 def test_nothing_in_the_package_can_execute_what_it_reads() -> None:
     found = [f"{path} {what}" for path, tree in trees() for _, what in violations(tree)]
     # The plan of a run goes from the user's own process to the processes that it starts itself.
-    assert found == ["runtime/local/process.py import cloudpickle"]
+    assert found == ["runtime/local/plan.py import cloudpickle"]
     assert len(list(trees())) > 30
 
 

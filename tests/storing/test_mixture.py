@@ -378,7 +378,7 @@ def test_demonstrations_that_cannot_be_learned_from_are_refused_before_anything_
     for recipe, changes, says in (
         ("r2d3", {}, "r2d3 needs demonstrations: give their directory with --demos"),
         ("r2d3", {"demos": nowhere}, "there is no such directory"),
-        ("r2d3", {"demos": str(tmp_path)}, "no demonstration set that can be read"),
+        ("r2d3", {"demos": str(tmp_path)}, "not a readable demonstration set"),
         ("dqn", {"demos": str(counter.path)}, "do not fit CartPole-v1"),
         ("r2d3", {"demos": str(carts.path), "demo_ratio": 1.5}, "demo_ratio must be from 0 to 1, not 1.5"),
         ("impala", {"demos": str(carts.path)}, "impala uses each step once, from a queue"),

@@ -20,7 +20,7 @@ class Policy(Protocol):
     Where a runtime serves a policy to other processes, it sends the replies first and calls `record` after that.
     """
 
-    @call(reply="recv", after="record", due="due")
+    @call(reply="recv", after="record", due="due", only=("action",))
     def send(self, group: int, step: Tree) -> bool: ...  # False: not now, keep it and try again
 
     def recv(self, group: int) -> Tree | None: ...  # `action` [n], and other columns for a recorder

@@ -8,5 +8,5 @@ Contenders take turns in one run, and medians are reported.
     latency                      parts of `inference` that run in light processes
     peers, timing                shared by the others
 
-May import all other packages but `cli`; only `cli.bench` imports it.
+May import all other packages but `cli`; only `cli.bench` and the zygote import it.
 """

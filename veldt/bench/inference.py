@@ -46,7 +46,7 @@ from veldt.acting.seam import send_examples
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side
 from veldt.bench.timing import machine
-from veldt.counters import Counters
+from veldt.counters import COLUMN, Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
 from veldt.experiment import recipes, rules
@@ -501,7 +501,8 @@ class Window:
 
     def _steps(self, nodes: Any) -> dict[str, int]:
         supervisor = nodes.supervisor
-        return {name: int(supervisor.board.counts[supervisor.plan.row(name)][0]) for name in self.actors}
+        table = supervisor.rows["counters"].table
+        return {name: int(table[supervisor.plan.row(name), COLUMN["env_steps"]]) for name in self.actors}
 
     def _note(self, nodes: Any, metrics: dict[str, float]) -> None:
         if "inference_batch" in metrics:
@@ -549,12 +550,12 @@ def figures(
 
 def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
     """Calls a method of one node in each of these processes, and returns the results."""
-    supervisor = nodes.supervisor
-    numbers = [supervisor.ask(process, what, node) for process, node in whom.items()]
-    there = None not in numbers and supervisor.wait(lambda: all(x in supervisor.answers for x in numbers), ASK_S, what)
+    supervisor, orders = nodes.supervisor, nodes.supervisor.orders
+    numbers = [orders.give(process, what, node) for process, node in whom.items()]
+    there = None not in numbers and supervisor.wait(lambda: all(x in orders.answers for x in numbers), ASK_S, what)
     if not there:
         raise ProcessFailed(f"{', '.join(whom)} did not answer, so nothing was measured")
-    return [supervisor.answers.pop(number)[0] for number in numbers]
+    return [orders.answers.pop(number).result for number in numbers]
 
 
 def cpu_seconds() -> float:

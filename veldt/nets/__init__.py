@@ -1,5 +1,10 @@
-"""Networks: torsos for vectors and images (`heads`, `conv`), the LSTM (`recurrent`), heads (`heads`), and which of them an
-environment gets (`make`). Integers become floats here; uint8 is scaled to [0, 1].
+"""Networks. Integers become floats here; uint8 is scaled to [0, 1].
 
-It may import `veldt.records`, `veldt.errors` and `veldt.callables`.
+    make.py        which torso an environment gets
+    heads.py       the MLP torso, and heads
+    conv.py        torsos for images
+    recurrent.py   the LSTM
+    tensors.py     arrays to tensors
+
+May import records, `errors` and `callables`.
 """

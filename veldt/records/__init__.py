@@ -1,3 +1,9 @@
-"""The data: arrays by name (`tree`), steps and their time alignment (`step`), blocks and windows (`block`), stacked history
-(`history`). Imports numpy, gymnasium's spaces and `veldt.errors`; runs without torch and numba.
+"""The data that travels along the chain.
+
+    tree.py      arrays by name, and how rows of them are laid out
+    step.py      step records and their time alignment; EnvSpec
+    block.py     blocks, windows, and which steps can be trained on
+    history.py   stacked history
+
+May import numpy, Gymnasium's spaces and `errors`; runs without torch and numba.
 """

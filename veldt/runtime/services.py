@@ -198,6 +198,7 @@ class CallService:
             found = method(*request.args) if recv is None else recv(*request.key)
             if found is not None and found is not False:
                 del self._open[place]
+                found = {key: found[key] for key in port.only} if port.only else found
                 reply: Tree = {REPLY: np.array([request.number], np.int64)}
                 port.result.pack(RESULT, found, reply)
                 self._unsent.append((request, reply))

@@ -13,7 +13,7 @@ from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
 from veldt.storing.limiters import Limiter
 from veldt.storing.ring import BlockRing
-from veldt.storing.selectors import Selector, check_priorities
+from veldt.storing.selectors import Selector, check_priorities, writeable
 from veldt.storing.slots import BlockMemory
 from veldt.storing.store import Blocks, Sample, Store
 
@@ -86,7 +86,7 @@ class Replay(Store):
         assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
         priorities, ring, starts = check_priorities(priorities), self.ring, self.schema.starts
         oldest, stop = ring.oldest * starts, ring.next * starts
-        found, kept, known = _alive(np.ascontiguousarray(keys), priorities, ring.items.reshape(-1), oldest, stop)
+        found, kept, known = _alive(writeable(np.ascontiguousarray(keys)), priorities, ring.items.reshape(-1), oldest, stop)
         assert known, "update: a key that no sample returned"
         ring.stale += len(keys) - len(found)
         self.selector.update(found, kept)

@@ -137,9 +137,14 @@ def draw_stratified(tree: SumTree, n: int, rng: np.random.Generator) -> Draw:
     return Draw(leaves, mass / tree.total)
 
 
+def writeable(x: Array) -> Array:
+    """The same, or a copy: what came in a message is read-only, and compiled functions take no such arrays."""
+    return x if x.flags.writeable else x.copy()
+
+
 def check_priorities(priorities: Array) -> Array:
     """The same as float64, if they are finite and not negative."""
-    priorities = np.ascontiguousarray(priorities, np.float64)
+    priorities = writeable(np.ascontiguousarray(priorities, np.float64))
     if not _well(priorities):
         raise ValueError(f"store: priorities must be finite and not negative, got {priorities}")
     return priorities

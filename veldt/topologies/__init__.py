@@ -1,12 +1,14 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
     wiring    adds the nodes of one link to a program
+    stores    the stores that a config asks for
     single    one actor, in the learner's process (DQN)
     apex      many actors with a policy each (Ape-X, R2D2, R2D3; with a queue for a store: IMPALA)
     seed      many actors, one policy for all (SEED RL): any of the above with `--inference central`
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
-program: nothing outside presumes a node. Imports roles (acting, storing, learning) and `program`, not experiment.
+program: nothing outside presumes a node. May import acting, storing, learning, demos, envs and `program`; the config of
+`experiment` for type checking only.
 """
 
 from __future__ import annotations
