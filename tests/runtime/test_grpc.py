@@ -97,12 +97,12 @@ class Shared:
             os.close(fd)
 
 
-def gate(told: dict[str, Any]) -> None:
-    shared = Shared(told["fds"], told["size"], told["seats"])
-    token = read_token(told["token"]) if told["token"] else ""
-    doors = [Door(d["address"], *(Path(path).read_bytes() for path in d.get("tls", ()))) for d in told["doors"]]
-    seats = [shared.seat(i, told["owned"]) for i in range(told["seats"])]
-    times = {name: told[name] for name in ("reconnect", "silence", "handshake") if name in told}
+def gate(options: dict[str, Any]) -> None:
+    shared = Shared(options["fds"], options["size"], options["seats"])
+    token = read_token(options["token"]) if options["token"] else ""
+    doors = [Door(d["address"], *(Path(path).read_bytes() for path in d.get("tls", ()))) for d in options["doors"]]
+    seats = [shared.seat(i, options["owned"]) for i in range(options["seats"])]
+    times = {name: options[name] for name in ("reconnect", "silence", "handshake") if name in options}
     here = Gate(seats, doors, shared.board, shared.gate_bell, token, **times)
     here.start()
     print(json.dumps(here.addresses), flush=True)
@@ -115,11 +115,11 @@ def gate(told: dict[str, Any]) -> None:
     here.close()
 
 
-def answer(told: dict[str, Any]) -> None:
+def answer(options: dict[str, Any]) -> None:
     """Answers every question with what was asked, as a policy's host does."""
-    shared = Shared(told["fds"], told["size"], told["seats"])
+    shared = Shared(options["fds"], options["size"], options["seats"])
     bell = shared.board.bell(2)
-    rings = [shared.rings(i) for i in range(told["seats"])]
+    rings = [shared.rings(i) for i in range(options["seats"])]
     calls = [(Reader(there), Writer(back, shared.gate_bell)) for _, there, back in rings]  # type: ignore[arg-type]
     print("up", flush=True)
     idle = 0
@@ -136,13 +136,13 @@ def answer(told: dict[str, Any]) -> None:
 
 
 class Proxy:
-    """Stands between actor and gate: delays, cuts, loses, or swallows what passes; told how over stdin."""
+    """Stands between actor and gate: delays, cuts, loses, or swallows what passes, as ordered over stdin."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.at, self.to = told["at"], told["to"]
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.at, self.to = options["at"], options["to"]
         self.delay = self.loss = 0.0
         self.hole = False
-        self.random = random.Random(told["seed"])
+        self.random = random.Random(options["seed"])
         self.open: set[asyncio.StreamWriter] = set()
 
     async def live(self) -> None:
@@ -151,9 +151,13 @@ class Proxy:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
         print("up", flush=True)
         while line := await stdin.readline():
-            told = json.loads(line)
-            self.delay, self.loss, self.hole = told.get("delay", 0.0), told.get("loss", 0.0), told.get("hole", False)
-            if told.get("cut"):
+            options = json.loads(line)
+            self.delay, self.loss, self.hole = (
+                options.get("delay", 0.0),
+                options.get("loss", 0.0),
+                options.get("hole", False),
+            )
+            if options.get("cut"):
                 for writer in list(self.open):
                     writer.transport.abort()
             print("done", flush=True)
@@ -196,15 +200,15 @@ class Proxy:
             sink.write(chunk)
 
 
-def proxy(told: dict[str, Any]) -> None:
-    asyncio.run(Proxy(told).live())
+def proxy(options: dict[str, Any]) -> None:
+    asyncio.run(Proxy(options).live())
 
 
 class Process:
     """This file as a process of its own."""
 
-    def __init__(self, mode: str, told: dict[str, Any], fds: list[int], log: Path) -> None:
-        command = [sys.executable, "-W", "error", __file__, mode, json.dumps(told)]
+    def __init__(self, mode: str, options: dict[str, Any], fds: list[int], log: Path) -> None:
+        command = [sys.executable, "-W", "error", __file__, mode, json.dumps(options)]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, pass_fds=fds, text=True
@@ -220,9 +224,9 @@ class Process:
         assert line, self.log.read_text()
         return line
 
-    def ask(self, told: Any = None) -> str:
+    def ask(self, options: Any = None) -> str:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.write(json.dumps(options) + "\n")
         self.process.stdin.flush()
         return self.line()
 
@@ -241,11 +245,11 @@ class Process:
 class World:
     """A run that consists of a gate, a process that answers, and this one, which reads what the store is sent."""
 
-    def __init__(self, folder: Path, seats: int = 1, size: int = 400, **told: Any) -> None:
+    def __init__(self, folder: Path, seats: int = 1, size: int = 400, **options: Any) -> None:
         self.folder, self.seats, self.shared = folder, seats, Shared.make(size, seats)
         self.address = f"unix:{folder}/run/gate.sock"
-        self.told = {"fds": self.shared.fds, "size": size, "seats": seats, "token": "", "owned": True, "reconnect": 30.0}
-        self.told |= {"doors": [{"address": self.address}]} | told
+        self.options = {"fds": self.shared.fds, "size": size, "seats": seats, "token": "", "owned": True, "reconnect": 30.0}
+        self.options |= {"doors": [{"address": self.address}]} | options
         self.board = self.shared.board
         self.stores = [Reader(self.shared.rings(i)[0], self.shared.gate_bell) for i in range(seats)]
         self.links: list[Link] = []
@@ -253,8 +257,8 @@ class World:
         self.gate: Process
         self.start_gate()
 
-    def start(self, mode: str, **told: Any) -> Process:
-        self.processes.append(Process(mode, self.told | told, self.shared.fds, self.folder / f"{mode}.log"))
+    def start(self, mode: str, **options: Any) -> Process:
+        self.processes.append(Process(mode, self.options | options, self.shared.fds, self.folder / f"{mode}.log"))
         return self.processes[-1]
 
     def start_gate(self) -> None:
@@ -270,8 +274,8 @@ class World:
         return self.links[-1]
 
     def ask(self) -> tuple[dict[str, float], dict[str, dict[str, float]], list[str]]:
-        metrics, told, connected = json.loads(self.gate.ask())
-        return metrics, told, connected
+        metrics, reports, connected = json.loads(self.gate.ask())
+        return metrics, reports, connected
 
     def count(self, seat: int, name: str = "env_steps") -> int:
         return int(self.shared.counts.table[3 + seat, NAMES.index(name)])
@@ -297,8 +301,8 @@ class World:
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
 
-    def build(**told: Any) -> World:
-        worlds.append(World(tmp_path, **told))
+    def build(**options: Any) -> World:
+        worlds.append(World(tmp_path, **options))
         return worlds[-1]
 
     yield build
@@ -454,12 +458,12 @@ def test_orders_and_counts_of_the_run_are_known_to_the_actor(make: Callable[...,
     assert counters.state()["counts"]["env_steps"] == 2100
     until(lambda: world.count(0) == 100, link)
     link.session.report({"episode_return": 3.5, "bad": float("nan")})
-    told: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     deadline = time.monotonic() + 5.0
-    while "actor/0" not in told and time.monotonic() < deadline:
+    while "actor/0" not in reports and time.monotonic() < deadline:
         link.wait(0.02)
-        told |= {name: x for name, x in world.ask()[1].items() if x}
-    assert told == {"actor/0": {"episode_return": 3.5}}
+        reports |= {name: x for name, x in world.ask()[1].items() if x}
+    assert reports == {"actor/0": {"episode_return": 3.5}}
     for name in ("hold", "stopping"):
         setattr(world.board, name, True)
         until(lambda name=name: getattr(link.session, name), link, 2.0)
@@ -801,8 +805,8 @@ def say(address: str, frames: list[bytes], token: str = "", seconds: float = 5.0
 
 
 def hello(seat: str = "actor/1") -> bytes:
-    told = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": secrets.token_hex(16), "seat": seat}
-    return frame(wire.HELLO, json.dumps(told).encode())
+    content = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": secrets.token_hex(16), "seat": seat}
+    return frame(wire.HELLO, json.dumps(content).encode())
 
 
 def mutated(rng: random.Random) -> bytes:
@@ -811,11 +815,11 @@ def mutated(rng: random.Random) -> bytes:
     tree = block(0) if rng.random() < 0.5 else question(0)
     payload = b"".join(x.tobytes() for x in tree.values()) if rng.random() < 0.7 else rng.randbytes(rng.randrange(300))
     if kind in (wire.REPORT, wire.HELLO):
-        told = {
+        content = {
             "counts": [rng.choice([0, -1, 1 << 63, "x", None]) for _ in range(5)],
             "metrics": {"a": rng.choice([1, "x", {}])},
         }
-        payload = json.dumps(told).encode()
+        payload = json.dumps(content).encode()
     data = bytearray(
         frame(
             kind,
@@ -836,18 +840,18 @@ def mutated(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def attack(told: dict[str, Any]) -> None:
+def attack(options: dict[str, Any]) -> None:
     """All that somebody without manners may do to the gate."""
-    address, rng = told["doors"][0]["address"], random.Random(0)
+    address, rng = options["doors"][0]["address"], random.Random(0)
     print("up", flush=True)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    slow = [raw(address) for _ in range(told["slow"])]  # some half open, some that send a byte now and then
+    slow = [raw(address) for _ in range(options["slow"])]  # some half open, some that send a byte now and then
     codes: dict[str, int] = {}
-    for i in range(told["noise"] // 10_000):
+    for i in range(options["noise"] // 10_000):
         with contextlib.suppress(OSError), raw(address) as connection:
             connection.sendall((preface if i % 2 else b"") + rng.randbytes(10_000))
             connection.recv(100)
-    for i in range(told["frames"]):
+    for i in range(options["frames"]):
         if i % 20 == 0:
             for k, connection in enumerate(slow[::2]):
                 with contextlib.suppress(OSError):

@@ -166,15 +166,17 @@ def test_only_plain_numbers_of_a_bounded_size_have_a_format(column: Any) -> None
         Columns(Format([column]))
 
 
-@pytest.mark.parametrize("told", [3, [[3]], [[["x", "nonsense", [1]]]], [[["x", "<f4", ["y"]]]], [[["x", "<f4", [-1]]]]])
-def test_what_describes_no_format_is_refused(told: Any) -> None:
+@pytest.mark.parametrize(
+    "described", [3, [[3]], [[["x", "nonsense", [1]]]], [[["x", "<f4", ["y"]]]], [[["x", "<f4", [-1]]]]]
+)
+def test_what_describes_no_format_is_refused(described: Any) -> None:
     with pytest.raises(Refused):
-        Formats(wire.parse_formats(told))
+        Formats(wire.parse_formats(described))
 
 
 def test_formats_are_described() -> None:
-    told = json.loads(json.dumps(wire.describe([BLOCK, Format([])])))
-    assert [f.columns for f in wire.parse_formats(told)] == [BLOCK.columns, []]
+    described = json.loads(json.dumps(wire.describe([BLOCK, Format([])])))
+    assert [f.columns for f in wire.parse_formats(described)] == [BLOCK.columns, []]
 
 
 @pytest.mark.parametrize(
