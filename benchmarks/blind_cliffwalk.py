@@ -7,7 +7,7 @@ selector and nothing else changed, until the mean squared error of Q against the
 paper                                       here
 Q(s, a) a table, theta ~ N(0, 0.1)          one linear layer without bias on the one-hot observation
 gamma = 1 - 1/n, step size 1/4              the same; SGD, squared loss, batches of one, the target copied at each update
-memory filled in random order               the order of the sequences is drawn anew for each seed
+memory filled in random order               the order of the sequences is drawn for each seed
 new transitions: the largest priority       `--initial largest`; `td` is |y - Q| of the weights that acted (Ape-X)
 """
 
@@ -51,7 +51,7 @@ Counts = dict[str, dict[int, list[int]]]  # selector -> n -> updates, one for ea
 
 @dataclass(frozen=True)
 class Settings:
-    """All that both selectors share, and the exponents of the prioritized one."""
+    """Settings of both selectors, and the exponents of the prioritized one."""
 
     alpha: float = 0.6
     """Prioritized: exponent of the priorities."""
@@ -66,7 +66,7 @@ class Settings:
     error: float = 1e-3
     """Mean squared error of Q that counts as learned."""
     limit: int = 5_000_000
-    """Updates after which it is given up."""
+    """Updates after which a run stops."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Args:
     selectors: tuple[Literal["uniform", "prioritized"], ...] = ("uniform", "prioritized")
     """Both, or one of them to try a setting; the picture is drawn of both."""
     out: Path = Path("docs/results")
-    """Where blind_cliffwalk.png goes, and blind_cliffwalk.json: what is in it already is not run again."""
+    """Where blind_cliffwalk.png goes, and blind_cliffwalk.json: results in it are not computed again."""
     workers: int = 2
     """Processes."""
     settings: tyro.conf.OmitArgPrefixes[Settings] = Settings()
@@ -105,7 +105,7 @@ class Table(nn.Module):
 
 
 def transitions(n: int) -> int:
-    """What all sequences of actions make together: 2^n steps in state 0, half as many in each next one."""
+    """Number of steps over all sequences of actions: 2^n steps in state 0, half as many in each next one."""
     return 2 ** (n + 1) - 2
 
 
@@ -148,7 +148,7 @@ class Script:
 
 
 class Unjudged:
-    """A store in front of a store: blocks come without priorities, which reads as the largest."""
+    """Wraps a store: inserts blocks without priorities, which means the largest."""
 
     def __init__(self, store: Replay) -> None:
         self.store = store
@@ -171,7 +171,7 @@ def fill(envs: Envs, recorder: Recorder, script: Script, seed: int) -> None:
 
 
 def make_learner(job: Job, settings: Settings) -> Learner:
-    """A learner in front of a store that holds every transition as often as random play meets it."""
+    """A learner with a store that holds every transition as often as random play visits it."""
     n, selector, seed = job
     envs = make_env(lambda: BlindCliffwalk(n))
     env = envs.spec
@@ -221,7 +221,7 @@ def solve(job: Job, settings: Settings) -> int:
 
 
 def solve_all(args: Args, file: Path) -> Counts:
-    """Solves what the file does not have yet, and adds each result to it at once."""
+    """Runs the jobs that are not in the file yet, and adds each result to it at once."""
     sizes, seeds = sorted(args.n), range(args.seeds)
     jobs = [Job(n, s, seed) for n in sizes for s in args.selectors for seed in seeds]
     results = read(file, args.settings)

@@ -38,7 +38,7 @@ def main() -> None:
             for name, curves in groups.items():
                 found = [np.interp(at, getattr(curve, column), curve.returns) for curve in curves]
                 if any(at > 1.05 * getattr(curve, column)[-1] for curve in curves):
-                    continue  # not all of them came so far
+                    continue  # not all runs have come this far
                 print(f"{name} at {at:,.0f} {unit}: {np.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})")
     draw(groups, args.out)
 

@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"recipe": {}, "published": PUBLISHED}
 
 
 def train(directory: Path, game: str, setting: str, seed: int) -> None:
-    """Trains, or goes on, or finds that it is done."""
+    """Trains the run, or resumes it; does nothing if it is finished."""
     veldt.train("dqn", env=f"MinAtar/{game}-v0", run=directory, seed=seed, quiet=True, **SETTINGS[setting])
 
 
@@ -68,7 +68,7 @@ def random_return(game: str, episodes: int = 1_000) -> float:
 
 
 def summary(directory: Path) -> dict[str, Any]:
-    """The curves of a run, and what its last weights earn where they are still there."""
+    """The curves of a run, and the mean return of its last weights if they exist."""
     run = veldt.Run(directory)
     lines = run.metrics
     out: dict[str, Any] = {

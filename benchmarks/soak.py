@@ -1,4 +1,4 @@
-"""A long run of Ape-X DQN, watched from outside: memory, descriptors and threads of every process, and throughput.
+"""A long run of Ape-X DQN, watched from outside: RAM, descriptors and threads of every process, and throughput.
 
     python benchmarks/soak.py --minutes 20 --out soak.json
 
@@ -23,7 +23,7 @@ import psutil
 
 
 def look(run: Path) -> dict[str, dict[str, float]]:
-    """Memory in bytes, descriptors and threads of every process of a run."""
+    """RAM in bytes, descriptors and threads of every process of a run."""
     try:
         table = json.loads((run / "processes.json").read_text())
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def look(run: Path) -> dict[str, dict[str, float]]:
     for name, entry in table.items():
         try:
             process = psutil.Process(entry["pid"])
-            # Without what is shared: the store's pages are counted once, when they are first touched.
+            # Private pages only: the store's shared pages would count when they are first touched.
             memory = process.memory_full_info().uss
             found[name] = {"memory": memory, "fds": process.num_fds(), "threads": process.num_threads()}
         except (psutil.Error, ValueError):
@@ -65,7 +65,7 @@ def main() -> None:
             while time.monotonic() - began < 60 * args.minutes:
                 time.sleep(args.every)
                 if trainer.poll() is not None:
-                    sys.exit(f"the run ended by itself with code {trainer.returncode}")
+                    sys.exit(f"the run ended early with code {trainer.returncode}")
                 seen.append({"time": time.monotonic() - began, "processes": look(run)})
         finally:
             trainer.send_signal(signal.SIGINT)

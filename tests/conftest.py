@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from veldt.runtime.shm.memory import make_memory
+from veldt.runtime.shm.memory import make_shared_memory
 
 # Tests share what they build with each other, and with the processes that they start.
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ settings.load_profile("new" if "VELDT_EXAMPLES" in os.environ else "same")
 @pytest.fixture
 def fds() -> Iterator[list[int]]:
     """Of shared memory that has no size yet."""
-    out = [make_memory("veldt test") for _ in range(6)]
+    out = [make_shared_memory("veldt test") for _ in range(6)]
     yield out
     for fd in out:
         os.close(fd)

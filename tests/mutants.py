@@ -990,7 +990,7 @@ MUTANTS = [
     Mutant(
         "first-actor-first",
         "Whenever the store takes less than comes, the first actor is served first, and the others starve.",
-        "runtime/remote.py",
+        "runtime/services.py",
         "self._refused += 1\n                    return worked",
         "self._refused += 1\n                    self._turn = 0\n                    return worked",
         ("tests/runtime/test_services.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
@@ -1526,17 +1526,17 @@ MUTANTS = [
     Mutant(
         "answered-twice-by-two-lives",
         "A server that was killed after it answered answers again in its next life, with other actions.",
-        "runtime/remote.py",
-        "if (group, number) in self._answered[index]:",
+        "runtime/services.py",
+        "if number in self._answered[channel]:",
         "if False:",
         (INFERENCE + "test_a_new_life_answers_none_of_many_twice",),
     ),
     Mutant(
         "dead-asker-blocks-its-group",
         "What an actor asked before it was killed keeps its successor from being answered.",
-        "runtime/remote.py",
-        "(earlier := self._open.pop(group, None)) is not None:  # of a life that is over",
-        "(earlier := self._open.get(group)) is None and earlier:",
+        "runtime/services.py",
+        "earlier = self._open.pop(place, None)",
+        "earlier: Request | None = None",
         (INFERENCE + "test_what_a_dead_client_asked_does_not_hold_up_its_successor",),
     ),
     # R2D2

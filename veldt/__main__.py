@@ -14,7 +14,7 @@ from veldt.runtime.local import zygote
 COMMANDS = {
     "recipes": "list what can be trained",
     "train": "train a recipe: veldt train apex-dqn --env CartPole-v1",
-    "resume": "go on with a run: veldt resume runs/my-run",
+    "resume": "continue a run: veldt resume runs/my-run",
     "actor": "act for a run on another machine: veldt actor --connect HOST:PORT --token-file FILE",
     "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
     "record": "let an expert play: veldt record --policy module:callable --env ID --episodes 20 -o demos/mine",
@@ -33,15 +33,15 @@ USAGE = "\n".join(
         "",
         *[f"  {name:8} {text}" for name, text in COMMANDS.items()],
         "",
-        "veldt COMMAND --help tells more.",
+        "veldt COMMAND --help shows all options.",
     ]
 )
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit code: 0 well, 1 an error of ours or the environment's, 2 the user's to mend, 130 interrupted."""
+    """Returns the exit code: 0 success, 1 an error in Veldt or an environment, 2 a mistake of the user, 130 interrupted."""
     argv = sys.argv[1:] if argv is None else argv
-    # Set before torch is imported: a pool of threads that spin does harm beside environments on the same cores.
+    # Set before torch is imported: threads that spin take cores from the environments.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
             hint = did_you_mean(argv[0], COMMANDS) or f" There are: {', '.join(COMMANDS)}."
             raise UserError(f"There is no command {argv[0]!r}.{hint}")
         if _wants_processes(argv):
-            zygote.start_early()  # it imports what we are about to import, at the same time
+            zygote.start_early()  # its imports run in parallel with ours
             if {"seed-vtrace", "central", "--inference=central"} & set(argv):
                 zygote.start_early(light=True)
         code = importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:])
@@ -66,11 +66,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"veldt: {error}", file=sys.stderr)
         return 1
     except ProcessFailed as error:
-        print(f"{error.told}veldt: {error}", file=sys.stderr)
+        print(f"{error.traceback}veldt: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         return int(getattr(error, "code", 130))
-    except BrokenPipeError:  # the reader of our output, such as head, has gone
+    except BrokenPipeError:  # the reader of our output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     finally:
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _wants_processes(argv: list[str]) -> bool:
-    """A guess, from the words alone, whether the local runtime will be needed."""
+    """Guesses from the arguments whether the local runtime will be used."""
     if {"-h", "--help", "inline", "--runtime=inline"} & set(argv):
         return False
     if argv[0] == "resume":

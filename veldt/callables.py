@@ -1,7 +1,7 @@
 """Names for functions, so that a config file can hold them: `module:attribute`.
 
-A function that cannot be imported by name (a lambda, or one of an interactive session) is known to this process alone,
-under the name `local:qualname`.
+A function that cannot be imported by name (a lambda, or one of an interactive session) is known only to this process, under
+the name `local:qualname`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from veldt.errors import UserError
 
 LOCAL = "local"
 _local: dict[str, Callable[..., Any]] = {}
-_unloaded: dict[str, Callable[[], Callable[..., Any]]] = {}  # how to get those of the process that this one descends from
+_unloaded: dict[str, Callable[[], Callable[..., Any]]] = {}  # loaders of functions of the process that started this one
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -40,20 +40,20 @@ def local() -> dict[str, Callable[..., Any]]:
 
 @dataclass(frozen=True)
 class NotPortable:
-    """Stands for a function that cannot be sent to another process, and says so there when it is called."""
+    """Replaces a function that cannot be sent to another process; raises a UserError when it is called."""
 
     name: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise UserError(
             f"{self.name!r} refers to something that cannot be sent to another process, such as an open file or a lock; "
-            "make that inside of it, put it in a module and name it module:function, or use --runtime inline."
+            "create that inside the function, name an importable function (module:function), or use --runtime inline."
         )
 
 
 def install(functions: dict[str, Callable[[], Callable[..., Any]]]) -> None:
-    """Makes known those of the process that this one descends from. Each is loaded when it is first asked for: what it
-    refers to, such as torch, may be more than this process needs."""
+    """Registers functions of the process that started this one. Each is loaded on first use: it may refer to modules,
+    such as torch, that this process does not need."""
     _unloaded.update(functions)
 
 
@@ -73,7 +73,7 @@ def find(name: str) -> Callable[..., Any] | None:
         raise UserError(f"{name!r} must be module:callable, as in my_package.my_module:make.")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # importing a module may raise anything
         raise UserError(
             f"{name!r}: {module} cannot be imported ({type(error).__name__}: {error}); is it on the Python path?"
         ) from error

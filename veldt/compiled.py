@@ -1,5 +1,5 @@
-"""Small functions of arrays, compiled by numba, but not in a light process: there it would take longer to import than they
-ever save. So they are written in whole arrays, which are quick in both."""
+"""Compiles small array functions with numba, except in light processes, where importing numba would take longer than it
+saves. So these functions are vectorized, which is fast in both cases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIGHT = "VELDT_LIGHT"  # set in the environment of processes that have neither n
 
 
 def njit(signature: str | list[str]) -> Callable[[F], F]:
-    """`numba.njit`, or in a light process the function as it is."""
+    """`numba.njit`; in a light process, returns the function unchanged."""
     if os.environ.get(LIGHT):
         return lambda function: function
     import numba

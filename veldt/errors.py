@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend."""
+"""Errors that the command line prints without a traceback of its own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Diverged(Exception):
 
 
 class ProcessFailed(RuntimeError):
-    """A process of the run failed in a way that starting it again does not mend. `told` is its own traceback."""
+    """A process of the run failed, and restarting it does not help. `traceback` is that of the process."""
 
-    def __init__(self, message: str, told: str = "") -> None:
+    def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
-        self.told = told
+        self.traceback = traceback
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean a, b?' or nothing."""
+    """' Did you mean a, b?', or an empty string if no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""

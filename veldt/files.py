@@ -1,4 +1,4 @@
-"""Files that are written whole and verified when read: safetensors, their hashes, and syncing to disk."""
+"""Writes files atomically, and verifies them: safetensors, their hashes, and syncing to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has and uses: RAM, the age of a process, the cores it may run on."""
+"""Resources of this machine: free and used RAM, cores, and the age of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One seed a run; every random stream of it has a name."""
+"""Seeds: one per run, from which every named random stream gets its own."""
 
 from __future__ import annotations
 

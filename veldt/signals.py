@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, for commands that have something to finish first."""
+"""Ctrl-C and SIGTERM, for commands that have to finish something before they stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 def interruptible(stop: Callable[[int], None], message: str = "") -> Iterator[None]:
     """The first signal calls `stop` with its number and prints the message; a second one ends the process at once.
 
-    In another thread than the main one, where there are no signals, it does nothing.
+    Does nothing outside the main thread, which alone receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -24,7 +24,7 @@ def interruptible(stop: Callable[[int], None], message: str = "") -> Iterator[No
     def handle(number: int, frame: Any) -> None:
         nonlocal came
         if came:
-            os._exit(128 + number)  # and the kernel ends our children
+            os._exit(128 + number)  # the kernel kills our children
         came = number
         stop(number)
         if message:

@@ -1,4 +1,4 @@
-"""Environments that take time without using a core, so that actors and not cores are what there is more or less of."""
+"""Environments that take time without using a core, so that throughput depends on the number of actors and not of cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gymnasium as gym
 
 
 class Sleepy(gym.Wrapper[Any, Any, Any, Any]):
-    """Sleeps for so many seconds in each step."""
+    """Sleeps for this many seconds in each step."""
 
     def __init__(self, env: gym.Env[Any, Any], seconds: float) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Draws what `veldt sweep benchmarks/impala/lag.yaml` found: a panel for each lag and learning rate.
+"""Plots the results of `veldt sweep benchmarks/impala/lag.yaml`: a panel for each lag and learning rate.
 
 python benchmarks/impala/plot_lag.py sweeps/lag -o lag.png
 """

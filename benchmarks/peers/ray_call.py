@@ -24,7 +24,7 @@ import ray
 
 @ray.remote(num_cpus=1)
 class Echo:
-    """Answers with what it was given."""
+    """Returns its argument."""
 
     def echo(self, x: np.ndarray) -> np.ndarray:
         return x

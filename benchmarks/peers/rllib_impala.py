@@ -71,7 +71,7 @@ ITERATION_S = 1.0  # of one call of train()
 
 
 def process_age() -> float:
-    """Seconds since the process began, to 10 ms where the kernel tells its start in ticks since boot."""
+    """Seconds since the process began, to 10 ms (the kernel gives the start in ticks since boot)."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -80,18 +80,18 @@ def process_age() -> float:
 
 
 class Counts(NamedTuple):
-    received: int  # environment steps that came to the learner
-    trained: int  # of them, in updates that are done
+    received: int  # environment steps that the learner received
+    trained: int  # of them, in finished updates
     updates: int
     first: float | None  # time.time() when the first update was done
 
 
 class CountingLearner(IMPALATorchLearner):
-    """Counts the steps of the episodes that it is given, and those whose update is done."""
+    """Counts the steps of the episodes that it receives, and those in finished updates."""
 
     def build(self) -> None:
         self.counts = Counts(0, 0, 0, None)
-        self.waiting: deque[int] = deque()  # steps of the updates that are not done
+        self.waiting: deque[int] = deque()  # steps of unfinished updates
         super().build()
 
     def _make_batch_if_necessary(self, training_data: Any) -> Any:

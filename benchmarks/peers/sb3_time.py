@@ -28,7 +28,7 @@ EPISODES = 20
 
 
 def process_age() -> float:
-    """Seconds since the process began, to 10 ms where the kernel tells its start in ticks since boot."""
+    """Seconds since the process began, to 10 ms (the kernel gives the start in ticks since boot)."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

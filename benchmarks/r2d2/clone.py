@@ -42,7 +42,7 @@ def main() -> None:
             optimizer.step()
             if update in UPDATES:
                 found.append(f"{update}: {success(net, envs, algorithm.lstm, seed):.2f}")
-        print(f"seed {seed}: loss {loss.item():.3f}; success after so many updates: {', '.join(found)}", flush=True)
+        print(f"seed {seed}: loss {loss.item():.3f}; success by number of updates: {', '.join(found)}", flush=True)
 
 
 def sequences(demos: Demos, n_actions: int) -> tuple[Rows, torch.Tensor, torch.Tensor]:

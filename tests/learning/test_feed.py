@@ -131,7 +131,7 @@ def test_time_spent_on_samples_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     plain, early = feed(Store()), feed(Store(), ahead=True)
     for _ in range(3):
         step(plain)
-    assert plain.spent == {"sample": 3.0}, "each draw"
+    assert plain.timings == {"sample": 3.0}, "each draw"
     for _ in range(3):
         step(early)
-    assert early.spent == {"sample": 4.0}, "the first draw, and three waits"
+    assert early.timings == {"sample": 4.0}, "the first draw, and three waits"

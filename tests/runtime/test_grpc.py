@@ -33,7 +33,7 @@ from veldt.counters import NAMES, Counters
 from veldt.errors import UserError
 from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
-from veldt.runtime.grpc.connection import SILENT_S, LinkLost, grpc, read_token  # gRPC as both ends have it
+from veldt.runtime.grpc.connection import SILENCE_S, LinkLost, grpc, read_token  # gRPC as both ends have it
 from veldt.runtime.grpc.doors import Door
 from veldt.runtime.grpc.event_bell import EventBell
 from veldt.runtime.grpc.gate import Gate
@@ -44,7 +44,7 @@ from veldt.runtime.grpc.wire import frame
 from veldt.runtime.local.board import ROW, Board, SharedRows
 from veldt.runtime.shm.format import Format
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 
 BLOCK = Format([("id", "<i8", (3,)), ("rows/x", "<f4", (50,)), ("first", "|b1", (4,))])
@@ -57,17 +57,17 @@ class Shared:
     def __init__(self, fds: list[int], size: int = 400, seats: int = 1) -> None:
         self.fds, self.size, self.count = fds, size, seats
         self.board = Board(fds[0])
-        self.records = Memory(fds[1])
+        self.records = SharedMemory(fds[1])
         self.gate_bell = EventBell(self.board.memory, ROW, fds[2])
         self.latest = Latest(fds[3])
         self.counts = SharedRows(fds[4], self.board, 0)
 
     @classmethod
     def make(cls, size: int = 400, seats: int = 1) -> Shared:
-        fds = [make_memory("veldt test") for _ in range(2)] + [EventBell.make()]
-        fds += [make_memory("veldt test") for _ in range(2 + 3 * seats)]
-        Memory(fds[0], ROW * (3 + seats))
-        Memory(fds[1], 4096)
+        fds = [make_shared_memory("veldt test") for _ in range(2)] + [EventBell.make()]
+        fds += [make_shared_memory("veldt test") for _ in range(2 + 3 * seats)]
+        SharedMemory(fds[0], ROW * (3 + seats))
+        SharedMemory(fds[1], 4096)
         return cls(fds, size, seats)
 
     @property
@@ -83,13 +83,13 @@ class Shared:
         bell = self.board.bell(2)
         answers = [Format([("answer", "<i8", (2,)), ("obs", "|u1", (self.size,))])]
         ports = [
-            Port("store", Writer(store, bell, most=4), [BLOCK], window=8),
-            Port("policy", Writer(there, bell, most=8), [self.question], Reader(back), answers, window=8),
+            Port("store", Writer(store, bell, max_slots=4), [BLOCK], window=8),
+            Port("policy", Writer(there, bell, max_slots=8), [self.question], Reader(back), answers, window=8),
         ]
         record = self.records.words(index * 256, RECORD)
         rows = SharedRows(self.fds[4], self.board, 3 + index)
         name = f"actor/{index}"
-        assignment = lambda n: {"build": name, "life": n}  # noqa: E731
+        assignment = {"build": name}
         return Seat(name, ports, {"params": self.latest}, record, rows.table, rows.row, assignment, owned)
 
     def close(self) -> None:
@@ -97,12 +97,12 @@ class Shared:
             os.close(fd)
 
 
-def gate(told: dict[str, Any]) -> None:
-    shared = Shared(told["fds"], told["size"], told["seats"])
-    token = read_token(told["token"]) if told["token"] else ""
-    doors = [Door(d["address"], *(Path(path).read_bytes() for path in d.get("tls", ()))) for d in told["doors"]]
-    seats = [shared.seat(i, told["owned"]) for i in range(told["seats"])]
-    times = {name: told[name] for name in ("leave", "silent", "greet") if name in told}
+def gate(options: dict[str, Any]) -> None:
+    shared = Shared(options["fds"], options["size"], options["seats"])
+    token = read_token(options["token"]) if options["token"] else ""
+    doors = [Door(d["address"], *(Path(path).read_bytes() for path in d.get("tls", ()))) for d in options["doors"]]
+    seats = [shared.seat(i, options["owned"]) for i in range(options["seats"])]
+    times = {name: options[name] for name in ("reconnect", "silence", "handshake") if name in options}
     here = Gate(seats, doors, shared.board, shared.gate_bell, token, **times)
     here.start()
     print(json.dumps(here.addresses), flush=True)
@@ -111,15 +111,15 @@ def gate(told: dict[str, Any]) -> None:
         if select.select([0], [], [], 0)[0]:
             if not sys.stdin.readline():
                 break
-            print(json.dumps([here.metrics(), here.told(), here.connected]), flush=True)
+            print(json.dumps([here.metrics(), here.take_reports(), here.connected]), flush=True)
     here.close()
 
 
-def answer(told: dict[str, Any]) -> None:
+def answer(options: dict[str, Any]) -> None:
     """Answers every question with what was asked, as a policy's host does."""
-    shared = Shared(told["fds"], told["size"], told["seats"])
+    shared = Shared(options["fds"], options["size"], options["seats"])
     bell = shared.board.bell(2)
-    rings = [shared.rings(i) for i in range(told["seats"])]
+    rings = [shared.rings(i) for i in range(options["seats"])]
     calls = [(Reader(there), Writer(back, shared.gate_bell)) for _, there, back in rings]  # type: ignore[arg-type]
     print("up", flush=True)
     idle = 0
@@ -136,13 +136,13 @@ def answer(told: dict[str, Any]) -> None:
 
 
 class Proxy:
-    """Stands between actor and gate: delays, cuts, loses, or swallows what passes; told how over stdin."""
+    """Stands between actor and gate: delays, cuts, loses, or swallows what passes, as ordered over stdin."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.at, self.to = told["at"], told["to"]
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.at, self.to = options["at"], options["to"]
         self.delay = self.loss = 0.0
         self.hole = False
-        self.random = random.Random(told["seed"])
+        self.random = random.Random(options["seed"])
         self.open: set[asyncio.StreamWriter] = set()
 
     async def live(self) -> None:
@@ -151,9 +151,13 @@ class Proxy:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
         print("up", flush=True)
         while line := await stdin.readline():
-            told = json.loads(line)
-            self.delay, self.loss, self.hole = told.get("delay", 0.0), told.get("loss", 0.0), told.get("hole", False)
-            if told.get("cut"):
+            options = json.loads(line)
+            self.delay, self.loss, self.hole = (
+                options.get("delay", 0.0),
+                options.get("loss", 0.0),
+                options.get("hole", False),
+            )
+            if options.get("cut"):
                 for writer in list(self.open):
                     writer.transport.abort()
             print("done", flush=True)
@@ -196,15 +200,15 @@ class Proxy:
             sink.write(chunk)
 
 
-def proxy(told: dict[str, Any]) -> None:
-    asyncio.run(Proxy(told).live())
+def proxy(options: dict[str, Any]) -> None:
+    asyncio.run(Proxy(options).live())
 
 
 class Process:
     """This file as a process of its own."""
 
-    def __init__(self, mode: str, told: dict[str, Any], fds: list[int], log: Path) -> None:
-        command = [sys.executable, "-W", "error", __file__, mode, json.dumps(told)]
+    def __init__(self, mode: str, options: dict[str, Any], fds: list[int], log: Path) -> None:
+        command = [sys.executable, "-W", "error", __file__, mode, json.dumps(options)]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, pass_fds=fds, text=True
@@ -220,9 +224,9 @@ class Process:
         assert line, self.log.read_text()
         return line
 
-    def ask(self, told: Any = None) -> str:
+    def ask(self, options: Any = None) -> str:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.write(json.dumps(options) + "\n")
         self.process.stdin.flush()
         return self.line()
 
@@ -241,11 +245,11 @@ class Process:
 class World:
     """A run that consists of a gate, a process that answers, and this one, which reads what the store is sent."""
 
-    def __init__(self, folder: Path, seats: int = 1, size: int = 400, **told: Any) -> None:
+    def __init__(self, folder: Path, seats: int = 1, size: int = 400, **options: Any) -> None:
         self.folder, self.seats, self.shared = folder, seats, Shared.make(size, seats)
         self.address = f"unix:{folder}/run/gate.sock"
-        self.told = {"fds": self.shared.fds, "size": size, "seats": seats, "token": "", "owned": True, "leave": 30.0}
-        self.told |= {"doors": [{"address": self.address}]} | told
+        self.options = {"fds": self.shared.fds, "size": size, "seats": seats, "token": "", "owned": True, "reconnect": 30.0}
+        self.options |= {"doors": [{"address": self.address}]} | options
         self.board = self.shared.board
         self.stores = [Reader(self.shared.rings(i)[0], self.shared.gate_bell) for i in range(seats)]
         self.links: list[Link] = []
@@ -253,8 +257,8 @@ class World:
         self.gate: Process
         self.start_gate()
 
-    def start(self, mode: str, **told: Any) -> Process:
-        self.processes.append(Process(mode, self.told | told, self.shared.fds, self.folder / f"{mode}.log"))
+    def start(self, mode: str, **options: Any) -> Process:
+        self.processes.append(Process(mode, self.options | options, self.shared.fds, self.folder / f"{mode}.log"))
         return self.processes[-1]
 
     def start_gate(self) -> None:
@@ -270,8 +274,8 @@ class World:
         return self.links[-1]
 
     def ask(self) -> tuple[dict[str, float], dict[str, dict[str, float]], list[str]]:
-        metrics, told, connected = json.loads(self.gate.ask())
-        return metrics, told, connected
+        metrics, reports, connected = json.loads(self.gate.ask())
+        return metrics, reports, connected
 
     def count(self, seat: int, name: str = "env_steps") -> int:
         return int(self.shared.counts.table[3 + seat, NAMES.index(name)])
@@ -297,8 +301,8 @@ class World:
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
     worlds: list[World] = []
 
-    def build(**told: Any) -> World:
-        worlds.append(World(tmp_path, **told))
+    def build(**options: Any) -> World:
+        worlds.append(World(tmp_path, **options))
         return worlds[-1]
 
     yield build
@@ -342,8 +346,8 @@ class Traffic:
     """Numbered messages both ways, for as long as it is pumped."""
 
     def __init__(self, world: World, link: Link, seat: int = 0) -> None:
-        self.link, self.store = link, world.stores[seat]
-        self.out, self.calls, self.inbox = link.outbox("store"), link.outbox("policy"), link.inbox("policy")
+        self.link, self.store, session = link, world.stores[seat], link.session
+        self.out, self.calls, self.inbox = session.outbox("store"), session.outbox("policy"), session.inbox("policy")
         self.sent = self.asked = 0
         self.blocks: list[int] = []
         self.answers: list[int] = []
@@ -353,7 +357,7 @@ class Traffic:
             self.sent += 1
         if self.asked < most and self.calls.put(question(self.asked)):
             self.asked += 1
-        self.link.rows.mine[0] = self.sent
+        self.link.session.rows.mine[0] = self.sent
         self.link.wait(0.002)
         while (message := self.store.peek()) is not None:
             self.blocks.append(number_of(message))
@@ -381,13 +385,13 @@ def test_an_actor_is_told_what_to_build_and_reaches_the_nodes_of_the_run(make: C
     world.start("answer")
     link = world.link()
     welcome = link.connect()
-    assert welcome["assignment"] == {"build": "actor/0", "life": 1}
-    assert (link.seat, link.incarnation, link.reconnects) == ("actor/0", 1, 0)
+    assert welcome["assignment"] == {"build": "actor/0"}
+    assert (link.session.seat, link.session.incarnation, link.reconnects) == ("actor/0", 1, 0)
     traffic = Traffic(world, link)
     while traffic.sent < 50:
         traffic.pump(50)
     traffic.check()
-    assert link.outbox("store").written == 50
+    assert link.session.outbox("store").written == 50
     metrics, _, connected = world.ask()
     assert connected == ["actor/0"] and metrics["gate_actors"] == 1 and metrics["gate_refused"] == 0
     assert metrics["gate_frames_in"] > 100 and metrics["gate_bytes_in"] > 50 * 448 and metrics["gate_bytes_out"] > 45 * 440
@@ -399,7 +403,7 @@ def test_compressed_messages_arrive(make: Callable[..., World]) -> None:
     world.start("answer")
     link = world.link(compress=True)
     link.connect()
-    out, inbox = link.outbox("policy"), link.inbox("policy")
+    out, inbox = link.session.outbox("policy"), link.session.inbox("policy")
     rng = np.random.default_rng(0)
     for i in range(10):
         obs = rng.integers(0, 256, 20_000).astype(np.uint8) if i % 2 else np.full(20_000, i, np.uint8)
@@ -416,7 +420,7 @@ def test_values_come_whole_and_only_when_they_are_new(make: Callable[..., World]
     world = make()
     link = world.link()
     link.connect()
-    latest = link.cell("params")
+    latest = link.session.cell("params")
     assert latest.read(-1) is None
     rng = np.random.default_rng(0)
     values = [rng.normal(size=900_001).astype(np.float32) for _ in range(3)]  # 3.6 MB
@@ -441,47 +445,47 @@ def test_orders_and_counts_of_the_run_are_known_to_the_actor(make: Callable[...,
     world.shared.counts.row[0] = 1000
     link = world.link()
     link.connect()
-    counters = Counters(link.rows)
+    counters = Counters(link.session.rows)
     assert counters.get("env_steps") == 1000
     counters.add("env_steps", 5)
     assert counters.get("env_steps") == 1005
     until(lambda: world.count(0) == 5, link)
-    until(lambda: link.rows.counted[0] == 5, link)
+    until(lambda: link.session.rows.counted[0] == 5, link)
     assert counters.get("env_steps") == 1005
     world.shared.counts.row[0] = 2000
     until(lambda: counters.get("env_steps") == 2005, link)
     counters.add("env_steps", 95)
     assert counters.state()["counts"]["env_steps"] == 2100
     until(lambda: world.count(0) == 100, link)
-    link.tell({"episode_return": 3.5, "bad": float("nan")})
-    told: dict[str, Any] = {}
+    link.session.report({"episode_return": 3.5, "bad": float("nan")})
+    reports: dict[str, Any] = {}
     deadline = time.monotonic() + 5.0
-    while "actor/0" not in told and time.monotonic() < deadline:
+    while "actor/0" not in reports and time.monotonic() < deadline:
         link.wait(0.02)
-        told |= {name: x for name, x in world.ask()[1].items() if x}
-    assert told == {"actor/0": {"episode_return": 3.5}}
+        reports |= {name: x for name, x in world.ask()[1].items() if x}
+    assert reports == {"actor/0": {"episode_return": 3.5}}
     for name in ("hold", "stopping"):
         setattr(world.board, name, True)
-        until(lambda name=name: getattr(link, name), link, 2.0)
+        until(lambda name=name: getattr(link.session, name), link, 2.0)
         setattr(world.board, name, False)
-        until(lambda name=name: not getattr(link, name), link, 2.0)
-    assert not counters.stopping and not link.quit
+        until(lambda name=name: not getattr(link.session, name), link, 2.0)
+    assert not counters.stopping and not link.session.quit
     world.board.quit = True
-    until(lambda: link.quit, link, 2.0)
+    until(lambda: link.session.quit, link, 2.0)
 
 
 def test_a_full_ring_stops_the_actor_and_loses_nothing(make: Callable[..., World]) -> None:
     world = make()
     link = world.link()
     link.connect()
-    out, sent = link.outbox("store"), 0
+    out, sent = link.session.outbox("store"), 0
     deadline = time.monotonic() + 0.4
     while time.monotonic() < deadline:
         sent += out.put(block(sent))
         link.wait(0.001)
     assert sent == 12  # 4 in the ring, and a window of 8
     assert world.ask()[0]["gate_pending"] == 8
-    assert link.rows is not None and link.connected
+    assert link.session.rows is not None and link.connected
     traffic = Traffic(world, link)
     traffic.sent = sent
     while traffic.sent < 40:
@@ -496,8 +500,8 @@ def test_an_actor_that_leaves_has_brought_all_it_put(make: Callable[..., World])
     link = world.link()
     link.connect()
     for n in range(4):
-        assert link.outbox("store").put(block(n))
-    link.rows.add(0, 3)
+        assert link.session.outbox("store").put(block(n))
+    link.session.rows.add(0, 3)
     link.close()
     assert world.stores[0].waiting == 4
     until(lambda: world.count(0) == 3 and world.ask()[2] == [])
@@ -542,9 +546,9 @@ def test_what_cannot_be_sent_is_an_error_of_the_actor(make: Callable[..., World]
     world = make()
     link = world.link()
     link.connect()
-    link.rows.add(0, np.int64(3))  # type: ignore[arg-type]
+    link.session.rows.add(0, np.int64(3))  # type: ignore[arg-type]
     until(lambda: world.count(0) == 3, link)
-    link.rows.mine[0] = object()  # type: ignore[assignment]
+    link.session.rows.mine[0] = object()  # type: ignore[assignment]
     with pytest.raises(TypeError, match="not JSON serializable"):
         until(lambda: link.step() and False)
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -570,30 +574,30 @@ def test_the_newest_life_of_a_process_takes_its_seat(make: Callable[..., World])
     world = make()
     first, second = world.link(), world.link()
     first.connect()
-    first.rows.add(0, 5)
+    first.session.rows.add(0, 5)
     until(lambda: world.count(0) == 5, first)
     second.connect()
-    assert second.incarnation == 2
+    assert second.session.incarnation == 2
     with pytest.raises(LinkLost, match="another actor has taken the seat"):
         until(lambda: False, first)
-    second.rows.add(0, 7)
+    second.session.rows.add(0, 7)
     until(lambda: world.count(0) == 12, second)
 
 
 def test_a_free_seat_is_given_and_kept_for_an_actor_that_fell_away(make: Callable[..., World]) -> None:
-    world = make(seats=2, owned=False, leave=0.6)
+    world = make(seats=2, owned=False, reconnect=0.6)
     first, second = world.link(seat=""), world.link(seat="")
     first.connect()
     second.connect()
-    assert {first.seat, second.seat} == {"actor/0", "actor/1"}
+    assert {first.session.seat, second.session.seat} == {"actor/0", "actor/1"}
     for seat in ("", "actor/1"):
         with pytest.raises(LinkLost, match="free; the run has 2"):
             world.link(seat=seat, patience=0.2).connect()
-    second.close()  # says goodbye
+    second.close()  # gives up its seat
     third = world.link(seat="", patience=2.0)
     third.connect()
-    assert (third.seat, third.incarnation) == ("actor/1", 2)
-    # An actor that is killed says nothing: its seat is free after a while.
+    assert (third.session.seat, third.session.incarnation) == ("actor/1", 2)
+    # An actor that is killed does not give up its seat, which is free after a while.
     third._closing = True
     began = time.monotonic()
     assert third._main is not None
@@ -601,7 +605,7 @@ def test_a_free_seat_is_given_and_kept_for_an_actor_that_fell_away(make: Callabl
     fourth = world.link(seat="", patience=10.0)
     with contextlib.suppress(asyncio.CancelledError):
         third._loop.run_until_complete(third._main)
-    third._up = False  # it says no goodbye later either
+    third.connected = False  # nor does it give it up later
     until(lambda: world.ask()[2] == ["actor/0"], first)
     assert fourth.connect()["incarnation"] == 3
     assert time.monotonic() - began > 0.5
@@ -636,16 +640,16 @@ def test_an_actor_with_other_columns_is_told_so(make: Callable[..., World]) -> N
     world = make()
     link = world.link()
     link.connect()
-    with pytest.raises(UserError, match=r"'rows/x': the run wants <f4 \(50,\), and this actor has <f4 \(51,\)"):
-        link.outbox("store").put(block(0) | {"rows/x": np.zeros(51, np.float32)})
+    with pytest.raises(UserError, match=r"'rows/x': the run expects <f4 \(50,\), and this actor has <f4 \(51,\)"):
+        link.session.outbox("store").put(block(0) | {"rows/x": np.zeros(51, np.float32)})
 
 
 def test_numbers_that_are_not_finite_end_the_stream_of_who_sends_them(make: Callable[..., World]) -> None:
     world = make()
     link = world.link()
     link.connect()
-    link.outbox("store").put(block(0) | {"rows/x": np.full(50, np.nan, np.float32)})
-    with pytest.raises(LinkLost, match="'rows/x' has numbers that are not finite"):
+    link.session.outbox("store").put(block(0) | {"rows/x": np.full(50, np.nan, np.float32)})
+    with pytest.raises(LinkLost, match="'rows/x' has values that are not finite"):
         until(lambda: False, link)
     assert world.stores[0].waiting == 0
 
@@ -680,7 +684,7 @@ def kills(make: Callable[..., World], count: int, seed: int) -> None:
         until(lambda before=before: traffic.pump() or len(traffic.answers) > before + 8, None, 10.0)
         assert time.monotonic() - began < 6.0
     traffic.check()
-    assert link.reconnects >= count and link.incarnation == 1
+    assert link.reconnects >= count and link.session.incarnation == 1
     until(lambda: world.count(0) == traffic.sent, link)
     assert world.count(0) == traffic.sent  # nothing was counted twice
 
@@ -695,13 +699,13 @@ def test_a_gate_may_be_killed_many_times(make: Callable[..., World]) -> None:
 
 
 def through_proxy(
-    make: Callable[..., World], seed: int = 0, silent: float = SILENT_S
+    make: Callable[..., World], seed: int = 0, silence: float = SILENCE_S
 ) -> tuple[World, Process, Link, Traffic]:
-    world = make(silent=silent)
+    world = make(silence=silence)
     world.start("answer")
     at = f"{world.folder}/run/proxy.sock"
     proxy = world.start("proxy", at=at, to=world.address.removeprefix("unix:"), seed=seed)
-    link = world.link(f"unix:{at}", silent=silent)
+    link = world.link(f"unix:{at}", silence=silence)
     link.connect()
     return world, proxy, link, Traffic(world, link)
 
@@ -752,20 +756,20 @@ def test_lost_chunks_and_delay(make: Callable[..., World], seconds: float) -> No
 
 
 def test_a_black_hole_is_noticed_and_left(make: Callable[..., World]) -> None:
-    world, proxy, link, traffic = through_proxy(make, silent=1.0)
+    world, proxy, link, traffic = through_proxy(make, silence=1.0)
     pump_for(traffic, 0.2)
     proxy.ask({"hole": True})
     pump_for(traffic, 1.5)
     assert not link.connected and world.ask()[2] == []  # both sides gave up
     assert heal(proxy, traffic) < 5.0
     traffic.check()
-    assert link.incarnation == 1
+    assert link.session.incarnation == 1
 
 
 def test_an_actor_that_was_busy_for_long_loses_nothing(make: Callable[..., World]) -> None:
-    world = make(silent=1.0)
+    world = make(silence=1.0)
     world.start("answer")
-    link = world.link(silent=1.0)
+    link = world.link(silence=1.0)
     link.connect()
     traffic = Traffic(world, link)
     pump_for(traffic, 0.1)
@@ -801,8 +805,8 @@ def say(address: str, frames: list[bytes], token: str = "", seconds: float = 5.0
 
 
 def hello(seat: str = "actor/1") -> bytes:
-    told = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": secrets.token_hex(16), "seat": seat}
-    return frame(wire.HELLO, json.dumps(told).encode())
+    content = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": secrets.token_hex(16), "seat": seat}
+    return frame(wire.HELLO, json.dumps(content).encode())
 
 
 def mutated(rng: random.Random) -> bytes:
@@ -810,12 +814,12 @@ def mutated(rng: random.Random) -> bytes:
     kind = rng.choice([wire.DATA] * 4 + list(wire.KINDS))
     tree = block(0) if rng.random() < 0.5 else question(0)
     payload = b"".join(x.tobytes() for x in tree.values()) if rng.random() < 0.7 else rng.randbytes(rng.randrange(300))
-    if kind in (wire.TOLD, wire.HELLO):
-        told = {
+    if kind in (wire.REPORT, wire.HELLO):
+        content = {
             "counts": [rng.choice([0, -1, 1 << 63, "x", None]) for _ in range(5)],
             "metrics": {"a": rng.choice([1, "x", {}])},
         }
-        payload = json.dumps(told).encode()
+        payload = json.dumps(content).encode()
     data = bytearray(
         frame(
             kind,
@@ -836,18 +840,18 @@ def mutated(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def attack(told: dict[str, Any]) -> None:
+def attack(options: dict[str, Any]) -> None:
     """All that somebody without manners may do to the gate."""
-    address, rng = told["doors"][0]["address"], random.Random(0)
+    address, rng = options["doors"][0]["address"], random.Random(0)
     print("up", flush=True)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    slow = [raw(address) for _ in range(told["slow"])]  # some half open, some that send a byte now and then
+    slow = [raw(address) for _ in range(options["slow"])]  # some half open, some that send a byte now and then
     codes: dict[str, int] = {}
-    for i in range(told["noise"] // 10_000):
+    for i in range(options["noise"] // 10_000):
         with contextlib.suppress(OSError), raw(address) as connection:
             connection.sendall((preface if i % 2 else b"") + rng.randbytes(10_000))
             connection.recv(100)
-    for i in range(told["frames"]):
+    for i in range(options["frames"]):
         if i % 20 == 0:
             for k, connection in enumerate(slow[::2]):
                 with contextlib.suppress(OSError):
@@ -905,7 +909,7 @@ def test_many_malformed_bytes_reach_nobody(make: Callable[..., World]) -> None:
 
 
 def test_a_stream_without_hello_is_closed(make: Callable[..., World]) -> None:
-    world = make(greet=0.5)
+    world = make(handshake=0.5)
     stop = threading.Event()
 
     def silence() -> Iterator[bytes]:
@@ -983,7 +987,7 @@ def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., 
     for address, kwargs in ((plain, {}), (tls, {"ca": ca})):
         link = world.link(address, token=TOKEN, **kwargs)
         link.connect()
-        out, inbox = link.outbox("policy"), link.inbox("policy")
+        out, inbox = link.session.outbox("policy"), link.session.inbox("policy")
         out.put(question(5))
         until(inbox.peek, link)
         link.close()
@@ -1000,13 +1004,13 @@ def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., 
     [
         (Door("0.0.0.0:0"), "", "without a token"),
         (Door("127.0.0.1:0"), "", "without a token"),
-        (Door("127.0.0.1:0"), "short", "A token is at least"),
+        (Door("127.0.0.1:0"), "short", "A token has at least"),
         (Door("0.0.0.0:0"), TOKEN, "without TLS"),
         (Door("[::]:0"), TOKEN, "without TLS"),
         (Door("example.com:80"), TOKEN, "without TLS"),
         (Door("127.0.0.1.example.com:80"), TOKEN, "without TLS"),
         (Door("127.0.0.1:0", certificate=b"x"), TOKEN, "both a certificate and its key"),
-        (Door("127.0.0.1"), TOKEN, "is no address"),
+        (Door("127.0.0.1"), TOKEN, "is not an address"),
         (Door("unix:relative"), "", "absolute"),
         (Door("unix:/" + "x" * 107), "", "at most 107 bytes"),
     ],
@@ -1020,7 +1024,7 @@ def test_a_gate_that_anyone_could_enter_does_not_open(door: Door, token: str, sa
 
 @pytest.mark.parametrize(
     ("address", "token", "says"),
-    [("10.0.0.1:80", "", "with a token"), ("10.0.0.1:80", TOKEN, "needs TLS"), ("nowhere", TOKEN, "is no address")],
+    [("10.0.0.1:80", "", "needs a token"), ("10.0.0.1:80", TOKEN, "needs TLS"), ("nowhere", TOKEN, "is not an address")],
 )
 def test_an_actor_gives_its_token_to_no_stranger(address: str, token: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
@@ -1033,7 +1037,7 @@ def test_the_folder_of_a_socket_is_nobody_elses(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o755)
     (tmp_path / "file").mkdir(0o700)
     (tmp_path / "file" / "g.sock").write_text("precious")
-    for folder, says in (("open", "yours alone"), ("file", "is no socket")):
+    for folder, says in (("open", "accessible to you alone"), ("file", "is not a socket")):
         gate = Gate([], [Door(f"unix:{tmp_path}/{folder}/g.sock")], shared.board)
         with pytest.raises(UserError, match=says):
             gate.start()
@@ -1086,14 +1090,14 @@ def test_the_end_of_a_run_reaches_actors_that_are_sending(tmp_path: Path, rounds
             for link in links:
                 link.connect()
             sent, ends = [0] * len(links), time.monotonic() + 0.2
-            while not all(link.quit for link in links):
+            while not all(link.session.quit for link in links):
                 world.board.quit = time.monotonic() > ends
-                assert time.monotonic() < ends + 5.0, [link._why for link in links if not link.quit]
+                assert time.monotonic() < ends + 5.0, [link._why for link in links if not link.session.quit]
                 for k, link in enumerate(links):
-                    if not link.quit:
-                        sent[k] += link.outbox("policy").put(question(sent[k], 300_000))
-                    while link.inbox("policy").peek() is not None:
-                        link.inbox("policy").pop()
+                    if not link.session.quit:
+                        sent[k] += link.session.outbox("policy").put(question(sent[k], 300_000))
+                    while link.session.inbox("policy").peek() is not None:
+                        link.session.inbox("policy").pop()
                     link.step()
             assert min(sent) > 0
         finally:

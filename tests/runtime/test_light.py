@@ -165,7 +165,7 @@ def test_each_comes_from_the_zygote_of_its_kind(tmp_path: Path) -> None:
         assert list(pids) == ["supervisor", "zygote", "light zygote", "light", "full"]
         assert psutil.Process(pids["light"]).ppid() == pids["light zygote"]
         assert psutil.Process(pids["full"]).ppid() == pids["zygote"]
-        assert sorted(nodes.memory()[0]) == sorted(pid for name, pid in pids.items() if name != "supervisor")
+        assert sorted(nodes.resources()[0]) == sorted(pid for name, pid in pids.items() if name != "supervisor")
         for name in ("zygote", "light zygote"):
             assert Path(f"/proc/{pids[name]}/cmdline").read_bytes().startswith(f"veldt {name}".encode())
 
@@ -204,7 +204,7 @@ def test_a_full_zygote_is_full_whoever_starts_it(monkeypatch: pytest.MonkeyPatch
 
     def scenario(nodes: Any) -> Iterator[None]:
         yield from wait(lambda: ready(nodes), 60, "it is there")
-        assert "torch" in loaded(nodes.supervisor.zygote_pid)
+        assert "torch" in loaded(nodes.supervisor.zygotes[False].pid)
 
     play(Local(), tellers(tmp_path, full=False), scenario)
     zygote.discard()
@@ -257,7 +257,7 @@ def test_with_a_killed_zygote_go_its_own_processes_alone(light: bool, caplog: py
     play(Local(), actors(), scenario)
     assert chaos.belongings() == before
     name = "light zygote" if light else "zygote"
-    assert f"the {name} died with exit status -9; its processes are restarted" in caplog.text
+    assert f"the {name} died with exit status -9; restarting its processes" in caplog.text
 
 
 @pytest.mark.parametrize("light", [True, False])

@@ -148,12 +148,12 @@ def test_actors_whose_blocks_are_refused_stop_and_memory_stays_bounded(
             config.actors * (config.queue + 3 * n) * block
         )  # a full stream, what waits in the recorder, and what it writes on
         assert config.actors * config.queue * block * 0.5 < nodes.count("env_steps") <= most
-        sizes = [os.fstat(fd).st_size for fd in nodes.memory()[1]]
-        used = [chaos.used_memory(pid) for pid in nodes.memory()[0]]
+        sizes = [os.fstat(fd).st_size for fd in nodes.resources()[1]]
+        used = [chaos.used_memory(pid) for pid in nodes.resources()[0]]
         deadline = time.monotonic() + 0.5
         yield from wait(lambda: time.monotonic() > deadline, 1, "a while")
-        assert [os.fstat(fd).st_size for fd in nodes.memory()[1]] == sizes
-        assert sum(chaos.used_memory(pid) for pid in nodes.memory()[0]) - sum(used) < 4e6
+        assert [os.fstat(fd).st_size for fd in nodes.resources()[1]] == sizes
+        assert sum(chaos.used_memory(pid) for pid in nodes.resources()[0]) - sum(used) < 4e6
         assert nodes.metrics()["restarts"] == 0 and all(child.pid for child in nodes.supervisor.children.values())
         ended.append(time.monotonic())
 
@@ -203,8 +203,8 @@ def test_an_error_in_a_service_ends_the_run_with_its_traceback(runtime: Any) -> 
     with pytest.raises(kind, match="the twelfth of never") as caught:
         play(runtime, failing(), lambda nodes: wait(lambda: False, 30, "the error"))
     if isinstance(caught.value, ProcessFailed):
-        assert caught.value.told.count("Traceback (most recent call last)") == 1
-        assert "in step" in caught.value.told and "chaos.py" in caught.value.told
+        assert caught.value.traceback.count("Traceback (most recent call last)") == 1
+        assert "in step" in caught.value.traceback and "chaos.py" in caught.value.traceback
         assert str(caught.value).startswith("learner failed with ZeroDivisionError: ")
 
 

@@ -22,7 +22,7 @@ from veldt.records.tree import Tree, spec
 from veldt.runtime.proxies import CallerEnds, Proxy
 from veldt.runtime.services import CallService, ServiceEnds, StreamService
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import make_memory
+from veldt.runtime.shm.memory import make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.queue import UnrollQueue
@@ -171,7 +171,7 @@ def test_a_store_that_takes_less_than_comes_is_shared_by_all(room: int, fds: lis
             return self.left >= 0 and super().insert(block_, priorities, source)
 
     shelf = Narrow()
-    remotes = [store_proxy(Writer(fd, most=4)) for fd in fds]
+    remotes = [store_proxy(Writer(fd, max_slots=4)) for fd in fds]
     host = store_service(shelf, [Reader(fd) for fd in fds])
     sequences = [0] * len(fds)
     for _ in range(60):
@@ -305,7 +305,7 @@ def step(*values: float) -> Tree:
 
 
 def client(fds: list[int], at: int = 0, **kwargs: Any) -> Any:
-    return Proxy(ports_of(Policy), CallerEnds(None, Writer(fds[at], **{"most": 8, **kwargs}), Reader(fds[at + 1])))
+    return Proxy(ports_of(Policy), CallerEnds(None, Writer(fds[at], **{"max_slots": 8, **kwargs}), Reader(fds[at + 1])))
 
 
 def server(policy: Any, fds: list[int], *at: int, **kwargs: Any) -> CallService:
@@ -347,7 +347,7 @@ def test_answers_reach_the_group_that_asked(patience: int, fds: list[int]) -> No
 
 
 def test_an_answer_keeps_until_it_is_asked_for(fds: list[int]) -> None:
-    one, host = client(fds), server(Sums(), fds, most=2)
+    one, host = client(fds), server(Sums(), fds, max_slots=2)
     assert one.send(0, step(7))
     for number in range(5):  # their answers pass through the slot that the first one lay in
         assert one.send(1, step(number))
@@ -433,7 +433,7 @@ def test_no_question_is_answered_twice(what: str, collected: bool, fds: list[int
 def test_answers_that_nobody_reads_hold_up_the_server_and_do_not_end_it(fds: list[int]) -> None:
     """Lives of a client that ask and die fill the stream of answers; the answers that found no room are not lost."""
     policy = Sums()
-    host = server(policy, fds, most=2)
+    host = server(policy, fds, max_slots=2)
     for life in range(4):
         one = client(fds)
         assert one.send(0, step(life))
@@ -510,7 +510,7 @@ def test_a_reset_forgets_the_answer_that_is_on_its_way(fds: list[int]) -> None:
 @given(st.lists(st.sampled_from(["send", "serve", "recv", "client", "server", "flush", "reset"]), max_size=60))
 @settings(max_examples=100 * examples(1), deadline=None)
 def test_whoever_begins_anew_the_next_question_gets_its_own_answer(events: list[str]) -> None:
-    fds = [make_memory("veldt test") for _ in range(2)]
+    fds = [make_shared_memory("veldt test") for _ in range(2)]
     one, host, number, asked = client(fds), server(Sums(), fds), 0, None
     try:
         for event in [*events, "reset", "serve", *["send", "serve", "recv"] * 3]:

@@ -38,15 +38,15 @@ from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.bell import Bell
 from veldt.runtime.shm.format import Format
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import Memory, make_memory
-from veldt.runtime.shm.ring import CHECKSUM, COMMIT, FORMAT, MOST_FORMATS, Reader, Torn, Writer
+from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.ring import CHECKSUM, COMMIT, FORMAT, MAX_FORMATS, Reader, Torn, Writer
 
 examples = int(os.environ.get("VELDT_EXAMPLES", "1"))
 
 
 @contextlib.contextmanager
 def memory(count: int = 1) -> Iterator[list[int]]:
-    fds = [make_memory("veldt test") for _ in range(count)]
+    fds = [make_shared_memory("veldt test") for _ in range(count)]
     yield fds
     for fd in fds:
         os.close(fd)
@@ -112,7 +112,7 @@ class RingMachine(RuleBasedStateMachine):
     @initialize(budget=st.sampled_from([0, 3_000, 100_000]), most=st.sampled_from([2, 3, 8]), checked=st.booleans())
     def begin(self, budget: int, most: int, checked: bool) -> None:
         self.checked, ring.CHECKED = ring.CHECKED, checked
-        self.fd = make_memory("veldt test")
+        self.fd = make_shared_memory("veldt test")
         self.budget, self.most = budget, most
         self.model: list[Tree] = []
         self.put_ever = self.largest = 0
@@ -122,7 +122,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule()
     def new_writer(self) -> None:
-        self.writer = Writer(self.fd, budget=self.budget, most=self.most)
+        self.writer = Writer(self.fd, budget=self.budget, max_slots=self.most)
 
     @rule()
     def new_reader(self) -> None:
@@ -179,12 +179,12 @@ TestRing = RingMachine.TestCase
 
 def test_views_stay_good_until_they_are_popped() -> None:
     with memory() as [fd]:
-        writer, reader = Writer(fd, most=2), Reader(fd)
+        writer, reader = Writer(fd, max_slots=2), Reader(fd)
         assert writer.put(record(0, 0, 700))
         view = reader.peek()
         assert view is not None
         assert writer.put(record(0, 1, 700)) and not writer.put(record(0, 2, 700))
-        assert not Writer(fd, most=2).put(record(0, 2, 700)), "a new life of the writer finds it full as well"
+        assert not Writer(fd, max_slots=2).put(record(0, 2, 700)), "a new life of the writer finds it full as well"
         assert name_of(view) == (0, 0)
         with pytest.raises(ValueError, match="read-only"):
             view["data"][0] = 1
@@ -193,7 +193,7 @@ def test_views_stay_good_until_they_are_popped() -> None:
 def test_too_many_formats_are_refused_and_the_ring_goes_on() -> None:
     with memory() as [fd]:
         writer, reader = Writer(fd), Reader(fd)
-        for n in range(MOST_FORMATS, 0, -1):
+        for n in range(MAX_FORMATS, 0, -1):
             assert writer.put({"x": np.zeros(n)})
         for life in (writer, Writer(fd)):
             with pytest.raises(ValueError, match="too many formats"):
@@ -205,7 +205,7 @@ def test_too_many_formats_are_refused_and_the_ring_goes_on() -> None:
         while (found := reader.peek()) is not None:
             sizes.append(len(found["x"]))
             reader.pop()
-        assert sizes == [*range(MOST_FORMATS, 0, -1), 2, 2]
+        assert sizes == [*range(MAX_FORMATS, 0, -1), 2, 2]
 
 
 # All interleavings.
@@ -235,7 +235,7 @@ class Interrupted(Writer):
 
 def run_interleaved(fd: int, kind: type[Interrupted], schedule: tuple[int, ...], slots: int, sizes: list[int]) -> None:
     """The writer puts messages; the reader, in turns a peek and a pop, does schedule[i] actions at the i-th pause."""
-    writer, reader = kind(fd, most=slots), Reader(fd)
+    writer, reader = kind(fd, max_slots=slots), Reader(fd)
     turns, seen, popping = iter(schedule), [], False
 
     def act() -> None:
@@ -329,8 +329,8 @@ def test_a_writer_with_its_steps_in_the_wrong_order_is_caught(
     assert caught > 0
 
 
-class Watched(Memory):
-    """Memory in which `Watched.touch` is called before every look at a word."""
+class Watched(SharedMemory):
+    """SharedMemory in which `Watched.touch` is called before every look at a word."""
 
     touch: Callable[[], None] = staticmethod(lambda: None)
 
@@ -354,7 +354,7 @@ class Words:
 def test_a_writer_may_put_anything_between_two_looks_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the i-th and before the j-th word that a reader looks at, messages come: equal ones, and larger ones."""
     monkeypatch.setattr(ring, "CHECKED", False)
-    monkeypatch.setattr(ring, "Memory", Watched)
+    monkeypatch.setattr(ring, "SharedMemory", Watched)
     changes = [(40,), (700,), (40, 40), (20_000, 1)]
     cases = itertools.product((False, True), range(1, 13), changes, range(13), changes)
     for warm, first, one, second, other in cases:
@@ -364,7 +364,7 @@ def test_a_writer_may_put_anything_between_two_looks_of_the_reader(monkeypatch: 
 
 def between_two_looks(warm: bool, plan: dict[int, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     with memory() as [fd]:
-        writer, reader = Writer(fd, most=3), Reader(fd)
+        writer, reader = Writer(fd, max_slots=3), Reader(fd)
         sent, seen, looks = 1, [(0, 0)], 0
         assert writer.put(record(0, 0, 40))
         early = reader if warm else Reader(fd)
@@ -401,7 +401,7 @@ def lives(kind: str, kills: int, seed: int, log: int, fds: list[int]) -> None:
     So are those that never come to their step.
     """
     rng = random.Random(seed)
-    words = Memory(log).words(0, 2 * kills)  # of each life: how often its write returned, and whether it began
+    words = SharedMemory(log).words(0, 2 * kills)  # of each life: how often its write returned, and whether it began
     for life in range(kills):
         chosen, number, step = rng.random() < 0.5, rng.randrange(6), rng.choice(STEPS)
         pid = os.fork()
@@ -481,8 +481,8 @@ class Mortal(Writer):
 
 
 def ring_life(fds: list[int], life: int, death: tuple[int, str]) -> Callable[[], int]:
-    board = Memory(fds[1])
-    writer, bell = Mortal(fds[0], Bell(board, 0), death, budget=60_000, most=5), Bell(board, 64)
+    board = SharedMemory(fds[1])
+    writer, bell = Mortal(fds[0], Bell(board, 0), death, budget=60_000, max_slots=5), Bell(board, 64)
     sizes = random.Random(life)
     largest = SIZES[min(len(SIZES) - 1, life // 10)]  # messages grow over the lives
     waiting: list[Tree] = []
@@ -505,7 +505,7 @@ def ring_life(fds: list[int], life: int, death: tuple[int, str]) -> Callable[[],
 def killing(kind: str, kills: int, fds: list[int], seed: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], memoryview]]:
     """The process of `lives`, and its log."""
     with memory() as [log]:
-        words = Memory(log, 16 * kills).words(0, 2 * kills)
+        words = SharedMemory(log, 16 * kills).words(0, 2 * kills)
         command = [sys.executable, __file__, kind, *map(str, (kills, seed, log, *fds))]
         process = subprocess.Popen(command, pass_fds=[log, *fds])
         try:
@@ -517,7 +517,7 @@ def killing(kind: str, kills: int, fds: list[int], seed: int = 0) -> Iterator[tu
 
 def check_ring_under_kills(kills: int, seed: int) -> dict[str, int]:
     with memory(2) as fds:
-        board = Memory(fds[1], 128)
+        board = SharedMemory(fds[1], 128)
         reader, bell = Reader(fds[0], Bell(board, 64)), Bell(board, 0)
         seen: list[tuple[int, int] | None] = []
         sizes: set[int] = set()
@@ -605,7 +605,7 @@ def test_a_writer_killed_between_any_two_lines_is_followed_by_another(monkeypatc
     deaths = 0
     for sizes in itertools.product((40, 41, 700), repeat=3):
         with memory() as [fd]:
-            writer, reader, before = Writer(fd, most=2), Reader(fd), 0
+            writer, reader, before = Writer(fd, max_slots=2), Reader(fd), 0
             for number, size in enumerate(sizes):
                 with Deaths(fd) as putting:
                     took = writer.put(record(0, number, size))
@@ -625,7 +625,7 @@ def check_successor(data: bytes, before: int, number: int, line: str) -> None:
     """The messages that waited before are there, perhaps the new one, and a new writer goes on."""
     with memory() as [fd]:
         os.write(fd, data)
-        writer, reader = Writer(fd, most=2), Reader(fd)
+        writer, reader = Writer(fd, max_slots=2), Reader(fd)
         waiting = [(0, n) for n in range(number - before, number)]
         for ahead in (1, 2, 3):
             seen = []
@@ -766,7 +766,7 @@ def test_a_value_may_have_several_arrays() -> None:
 
 def test_a_first_value_that_was_never_finished_is_no_value() -> None:
     with memory() as [fd]:
-        Memory(fd, 3 * shm_memory.PAGE).words(0, 8)[latest_module.SIZE] = 12  # killed before the version was set
+        SharedMemory(fd, 3 * shm_memory.PAGE).words(0, 8)[latest_module.SIZE] = 12  # killed before the version was set
         assert Latest(fd).read(-1) is None
         Latest(fd).write(1, {"x": np.arange(3, dtype=np.int32)})
         assert Latest(fd).read(-1) is not None
@@ -777,7 +777,7 @@ def test_a_first_value_that_was_never_finished_is_no_value() -> None:
 
 def echo(fd: int) -> None:
     """Answers a word with the same word, for as long as its parent lives."""
-    board, parent = Memory(fd), os.getppid()
+    board, parent = SharedMemory(fd), os.getppid()
     words, mine, theirs = board.words(128, 3), Bell(board, 0), Bell(board, 64)
     words[2] = 1
     while os.getppid() == parent:
@@ -792,7 +792,7 @@ def echo(fd: int) -> None:
 def test_bells_wake_whoever_sleeps() -> None:
     """Two processes that sleep whenever they wait. No ring is lost for longer than the longest sleep."""
     with memory() as [fd]:
-        board = Memory(fd, 4096)
+        board = SharedMemory(fd, 4096)
         words, mine, theirs = board.words(128, 3), Bell(board, 64), Bell(board, 0)
         process = subprocess.Popen([sys.executable, __file__, "echo", str(fd)], pass_fds=[fd])
         try:
@@ -824,8 +824,8 @@ def ping(words: memoryview, mine: Bell, theirs: Bell) -> float:
 
 def test_the_other_end_is_rung_for() -> None:
     with memory(2) as [fd, board]:
-        bells = [Bell(Memory(board, 128), at) for at in (0, 64)]
-        writer, reader = Writer(fd, bells[0], most=2), Reader(fd, bells[1])
+        bells = [Bell(SharedMemory(board, 128), at) for at in (0, 64)]
+        writer, reader = Writer(fd, bells[0], max_slots=2), Reader(fd, bells[1])
         assert writer.put(record(0, 0, 40)) and writer.put(record(0, 1, 40))
         assert [bell.rung() for bell in bells] == [2, 0]
         assert not writer.put(record(0, 2, 40)) and reader.peek() is not None
@@ -836,8 +836,8 @@ def test_the_other_end_is_rung_for() -> None:
 
 def test_a_writer_may_ring_once_for_many_messages() -> None:
     with memory(2) as [fd, board]:
-        bell = Bell(Memory(board, 128), 0)
-        writer = Writer(fd, bell, most=3, later=True)
+        bell = Bell(SharedMemory(board, 128), 0)
+        writer = Writer(fd, bell, max_slots=3, later=True)
         writer.ring()
         assert bell.rung() == 0, "for nothing it does not ring"
         assert writer.put(record(0, 0, 40)) and writer.put(record(0, 1, 40))
@@ -850,7 +850,7 @@ def test_a_bell_that_has_rung_since_is_not_waited_for(monkeypatch: pytest.Monkey
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(bell_module, "_syscall", lambda *args: calls.append(args))
     with memory() as [fd]:
-        bell = Bell(Memory(fd, 64), 0)
+        bell = Bell(SharedMemory(fd, 64), 0)
         since = bell.rung()
         bell.ring()
         assert not calls, "nobody sleeps, so nobody is woken"
@@ -865,7 +865,7 @@ def test_a_bell_that_has_rung_since_is_not_waited_for(monkeypatch: pytest.Monkey
 
 def test_no_sleep_is_longer_than_the_longest() -> None:
     with memory() as [fd]:
-        bell = Bell(Memory(fd, 64), 0)
+        bell = Bell(SharedMemory(fd, 64), 0)
         times = []
         for seconds in (10.0, 10.0, 10.0, 0.001, 0.001, 0.001):
             began = time.perf_counter()
@@ -927,7 +927,7 @@ def test_other_errors_of_memory_are_bugs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_page_of_memory_is_there() -> None:
     with memory() as [fd]:
-        Memory(fd, 1 << 20)
+        SharedMemory(fd, 1 << 20)
         assert os.fstat(fd).st_blocks * 512 >= 1 << 20, "a page that is missing would be a SIGBUS later"
 
 

@@ -111,7 +111,7 @@ def message(tree: Tree, formats: Formats | None = None) -> Tree:
 def test_floats_that_are_not_finite_are_refused_where_they_are_checked(value: float) -> None:
     tree = fill(BLOCK, 0)
     tree["x"][3, 1] = value
-    with pytest.raises(Refused, match="'x' has numbers that are not finite"):
+    with pytest.raises(Refused, match="'x' has values that are not finite"):
         message(tree)
     assert message(tree, Formats([BLOCK], finite=False))["x"][3, 1] != 0.5
 
@@ -145,10 +145,10 @@ def test_without_lz4_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"x": np.zeros((20, 3), np.float32)}, r"'x': the run wants <f4 \(20, 2\), and this actor has <f4 \(20, 3\)"),
-        ({"x": np.zeros((20, 2))}, r"'x': the run wants <f4 \(20, 2\), and this actor has <f8 \(20, 2\)"),
-        ({"extra": np.zeros(1)}, r"'extra': the run wants nothing, and this actor has <f8 \(1,\)"),
-        ({"first": None}, r"'first': the run wants \|b1 \(20,\), and this actor has nothing"),
+        ({"x": np.zeros((20, 3), np.float32)}, r"'x': the run expects <f4 \(20, 2\), and this actor has <f4 \(20, 3\)"),
+        ({"x": np.zeros((20, 2))}, r"'x': the run expects <f4 \(20, 2\), and this actor has <f8 \(20, 2\)"),
+        ({"extra": np.zeros(1)}, r"'extra': the run expects nothing, and this actor has <f8 \(1,\)"),
+        ({"first": None}, r"'first': the run expects \|b1 \(20,\), and this actor has nothing"),
     ],
 )
 def test_a_tree_that_does_not_fit_is_told_which_column(change: dict[str, Any], says: str) -> None:
@@ -166,15 +166,17 @@ def test_only_plain_numbers_of_a_bounded_size_have_a_format(column: Any) -> None
         Columns(Format([column]))
 
 
-@pytest.mark.parametrize("told", [3, [[3]], [[["x", "nonsense", [1]]]], [[["x", "<f4", ["y"]]]], [[["x", "<f4", [-1]]]]])
-def test_what_describes_no_format_is_refused(told: Any) -> None:
+@pytest.mark.parametrize(
+    "described", [3, [[3]], [[["x", "nonsense", [1]]]], [[["x", "<f4", ["y"]]]], [[["x", "<f4", [-1]]]]]
+)
+def test_what_describes_no_format_is_refused(described: Any) -> None:
     with pytest.raises(Refused):
-        Formats(wire.described(told))
+        Formats(wire.parse_formats(described))
 
 
 def test_formats_are_described() -> None:
-    told = json.loads(json.dumps(wire.describe([BLOCK, Format([])])))
-    assert [f.columns for f in wire.described(told)] == [BLOCK.columns, []]
+    described = json.loads(json.dumps(wire.describe([BLOCK, Format([])])))
+    assert [f.columns for f in wire.parse_formats(described)] == [BLOCK.columns, []]
 
 
 @pytest.mark.parametrize(
@@ -188,16 +190,16 @@ def test_json_that_is_none_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize("counts", [None, 3, [1], ["1"] * 5, [True] * 5, [1 << 60] * 5, [0.5] * 5])
 def test_counts_that_are_none_are_refused(counts: Any) -> None:
     with pytest.raises(Refused):
-        wire.told_counts({"counts": counts})
+        wire.report_counts({"counts": counts})
 
 
 @pytest.mark.parametrize("metrics", [3, {"a": "b"}, {"a": float("nan")}, {"a": 1e301}, {"x" * 200: 1.0}, {"a": [1]}])
 def test_metrics_that_are_none_are_refused(metrics: Any) -> None:
     with pytest.raises(Refused):
-        wire.told_metrics({"metrics": metrics})
-    assert wire.told_metrics({"metrics": {"a": 1, "b": 0.5}}) == {"a": 1.0, "b": 0.5}
+        wire.report_metrics({"metrics": metrics})
+    assert wire.report_metrics({"metrics": {"a": 1, "b": 0.5}}) == {"a": 1.0, "b": 0.5}
     with pytest.raises(Refused):
-        wire.told_metrics({"metrics": {str(i): 0.0 for i in range(10_000)}})
+        wire.report_metrics({"metrics": {str(i): 0.0 for i in range(10_000)}})
 
 
 def test_versions_may_be_negative() -> None:

@@ -26,7 +26,7 @@ from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
 from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
@@ -42,7 +42,7 @@ SLOTS, CAPACITY, BATCH = 4, 14, 6
 
 @contextlib.contextmanager
 def memory(count: int = 1) -> Iterator[list[int]]:
-    fds = [make_memory("veldt test") for _ in range(count)]
+    fds = [make_shared_memory("veldt test") for _ in range(count)]
     yield fds
     for fd in fds:
         os.close(fd)
@@ -308,7 +308,7 @@ INSERTED, GIVEN, LIVES, SAMPLES = range(4)  # words of the log; lives that have 
 def live_and_die(kind: str, kills: int, seed: int, log: int, fd: int) -> None:
     """One process after the other adopts the store, checks it, and works until it is killed."""
     rng = random.Random(seed)
-    words = Memory(log).words(0, 8)
+    words = SharedMemory(log).words(0, 8)
     for life in range(kills):
         pid = os.fork()
         if pid == 0:
@@ -376,7 +376,7 @@ def check_adopted(kind: str, store: Replay | UnrollQueue, inserted: int, given: 
 @contextlib.contextmanager
 def killing(kind: str, kills: int, seed: int, fd: int) -> Iterator[tuple[subprocess.Popen[bytes], memoryview]]:
     with memory() as [log]:
-        words = Memory(log, 64).words(0, 8)
+        words = SharedMemory(log, 64).words(0, 8)
         command = [sys.executable, __file__, kind, *map(str, (kills, seed, log, fd))]
         process = subprocess.Popen(command, pass_fds=[log, fd])
         try:

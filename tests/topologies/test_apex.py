@@ -221,7 +221,7 @@ def test_a_signal_to_all_processes_is_the_supervisors_alone(tmp_path: Path) -> N
         finally:
             trainer.kill()
     assert latest(run)["nodes"]["learner"]["steps"] >= before
-    assert "started again" not in (run.path / "log.txt").read_text()
+    assert "restarting" not in (run.path / "log.txt").read_text()
 
 
 @pytest.mark.learning

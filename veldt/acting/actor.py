@@ -42,7 +42,7 @@ class Actor:
         self.groups = {number: Group(envs(n)) for number in groups}
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
-        self.spent = {"env": 0.0}  # seconds
+        self.timings = {"env": 0.0}  # seconds
         self._bad = 0  # bad observations that are in the counters already
         self._life = (incarnation,) if incarnation else ()
         self.resume(0)
@@ -93,7 +93,7 @@ class Actor:
     def _apply(self, group: Group, action: Array) -> None:
         began = time.perf_counter()
         record = group.envs.step(action)
-        self.spent["env"] += time.perf_counter() - began
+        self.timings["env"] += time.perf_counter() - began
         group.record = record
         applied, ended = _account(
             record["reward"], record["first"], record["valid"], record["last"], group.returns, group.lengths, group.clean

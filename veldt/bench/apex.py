@@ -25,13 +25,13 @@ class ApexBench:
     """Ape-X DQN on CartPole against bare loops, RLlib and Stable-Baselines3; both rates at once."""
 
     seconds: float = 8.0
-    """Of one turn."""
+    """Seconds of one turn."""
     rounds: int = 3
     """Turns that each contender gets."""
     actors: int = 2
-    """Processes that act."""
+    """Actor processes."""
     envs: int = 8
-    """Environments of each."""
+    """Environments of each actor."""
     seeds: int = 3
     """Runs for the time until CartPole is solved."""
     rllib_python: str = ""
@@ -62,7 +62,7 @@ class ApexBench:
         return {"machine": machine(), "results": results}
 
     def _ours(self, seed: int) -> dict[str, float]:
-        """Free-running: neither side waits for the other."""
+        """Without a limiter: neither actors nor learner wait for each other."""
         config = bench_config(self.actors, self.envs, seed)
         program = Program()
         apex(program, config, config.envs().spec)
@@ -110,7 +110,7 @@ class ApexBench:
 
 
 def bench_config(actors: int, envs: int, seed: int) -> Config:
-    """What RLlib is compared with: prioritized, n = 3, batch 64, and nobody waits."""
+    """What RLlib is compared with: prioritized, n = 3, batch 64, no limiter."""
     settings: dict[str, Any] = {
         "actors": actors,
         "envs_per_actor": envs,
@@ -123,7 +123,7 @@ def bench_config(actors: int, envs: int, seed: int) -> Config:
 
 
 def bare_learner(envs: int, seconds: float) -> None:
-    """Prints samples trained a second of plain torch steps on a batch that is there."""
+    """Prints samples trained per second by plain torch steps on a ready batch."""
     import torch
 
     from veldt.bench.learner import VECTOR, bare_step, make_learner
@@ -142,7 +142,7 @@ def bare_learner(envs: int, seconds: float) -> None:
 
 
 def bare_actor(envs: int, seconds: float) -> None:
-    """Prints env steps a second of a loop that only acts, greedily, in plain environments."""
+    """Prints env steps per second of a loop that only acts, greedily, in plain environments."""
     import torch
 
     torch.set_num_threads(1)

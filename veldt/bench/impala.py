@@ -29,19 +29,19 @@ class ImpalaBench:
     """IMPALA on CartPole against bare loops and RLlib: steps acted and trained a second, and the time to solve it."""
 
     seconds: float = 8.0
-    """Of one turn."""
+    """Seconds of one turn."""
     rounds: int = 3
     """Turns that each contender gets."""
     actors: int = 2
-    """Processes that act."""
+    """Actor processes."""
     envs: int = 8
-    """Environments of each."""
+    """Environments of each actor."""
     seeds: int = 3
     """Runs for the time until CartPole is solved."""
     rllib_python: str = ""
     """A Python that has RLlib; without it RLlib is left out."""
     rllib_limit: float = 120.0
-    """Seconds that RLlib has to solve CartPole; a run that does not is counted as if it had at this time."""
+    """Time limit in seconds for RLlib to solve CartPole; a run that does not is counted with this time."""
 
     def run(self) -> dict[str, Any]:
         turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": [], "rllib": []}
@@ -132,13 +132,13 @@ def _times(runs: list[tuple[float, float]], limit: float) -> dict[str, float]:
 
 
 def bench_config(actors: int, envs: int, seed: int) -> Config:
-    """The recipe, without end and without evaluations."""
+    """The recipe, with no step limit and no evaluations."""
     settings: dict[str, Any] = {"actors": actors, "envs_per_actor": envs, "learner.anneal": False, "eval.every": 0}
     return recipes.make("impala", "CartPole-v1", seed=seed, steps=1 << 40, **settings)
 
 
 def bare_learner(envs: int, seconds: float) -> None:
-    """Prints steps trained a second of plain torch steps on a batch that is there, with V-trace compiled."""
+    """Prints steps trained per second by plain torch steps on a ready batch, with V-trace compiled."""
     import numpy as np
     import torch
 
@@ -180,7 +180,7 @@ def bare_learner(envs: int, seconds: float) -> None:
 
 
 def bare_actor(envs: int, seconds: float) -> None:
-    """Prints env steps a second of a loop that only acts, drawing from the policy, in plain environments."""
+    """Prints env steps per second of a loop that only acts, sampling from the policy, in plain environments."""
     import numpy as np
     import torch
 

@@ -91,31 +91,31 @@ class InferenceBench:
     env: str = "CartPole-v1"
     """A Gymnasium id."""
     actors: int = 2
-    """Processes that act."""
+    """Actor processes."""
     envs: int = 8
-    """Environments of each."""
+    """Environments of each actor."""
     groups: int = 2
-    """Groups that they are in, where inference is central."""
+    """Groups of environments per actor, for central inference."""
     wait_ms: float = 1.0
-    """Milliseconds that the first to ask may wait for others."""
+    """Milliseconds that the first request of a batch may wait for others."""
     widths: tuple[int, ...] = (1, 4, 16)
-    """How wide the networks are: two layers of 64 units times that; for ALE/... IMPALA's shallow network times that."""
+    """Width factors of the networks: two layers of 64 units; for ALE/... IMPALA's shallow network."""
     contenders: tuple[Contender, ...] = ("loop", "local", "shm", "grpc-unix", "grpc-tcp")
-    """Who takes part."""
+    """Contenders to measure."""
     device: str = "cpu"
-    """Where central inference and the learner are: cpu or cuda. Local inference is on the CPU."""
+    """Device of central inference and of the learner: cpu or cuda. Local inference is on the CPU."""
     learner: bool = False
-    """Learn as well, with store and learner; otherwise nothing is recorded. The loop is left out."""
+    """Train too, with store and learner, and leave out the loop; otherwise nothing is recorded."""
     seconds: float = 4.0
-    """Of one turn."""
+    """Seconds of one turn."""
     rounds: int = 3
     """Turns that each contender gets."""
     ratios: bool = True
-    """Time bare gRPC and a slow environment, too."""
+    """Also measure bare gRPC and a slow environment."""
     slow_actors: int = 4
-    """Actors beside which one is slow, and that one."""
+    """Number of actors, one of them slow, in the measurement with a slow environment."""
     prices: str = ""
-    """YAML file with what a core and a GPU cost; empty: benchmarks/inference/prices.yaml."""
+    """YAML file with the prices of a core and of GPUs; empty: benchmarks/inference/prices.yaml."""
 
     def run(self) -> dict[str, Any]:
         prices = read_prices(Path(self.prices) if self.prices else PRICES)
@@ -139,7 +139,7 @@ class InferenceBench:
         return {"machine": before, "results": results, "table": table}
 
     def _check(self) -> str:
-        """The name of the GPU, if there is to be one."""
+        """The name of the GPU, if one is used."""
         for width in self.widths:
             rules.check(self.config(width))
         if self.slow_actors < 2:
@@ -162,7 +162,7 @@ class InferenceBench:
         return f"mlp {HIDDEN * width} x {HIDDEN * width}"
 
     def config(self, width: int, **settings: Any) -> Config:
-        """The recipe, without end and without evaluations."""
+        """The recipe, with no step limit and no evaluations."""
         network: dict[str, Any] = {"hidden": (HIDDEN * width,) * 2}
         if is_atari(self.env):
             if width not in WIDTHS:
@@ -250,9 +250,9 @@ class InferenceBench:
             count += 1
             if count == WARM_STEPS:
                 began, cpu, applied, times = time.perf_counter(), time.process_time(), 0, []
-        rate, spent = applied / (time.perf_counter() - began), time.process_time() - cpu
+        rate, cpu_s = applied / (time.perf_counter() - began), time.process_time() - cpu
         latencies = percentiles([(len(times), thin(times))])
-        print(json.dumps(figures(latencies, rate, total, 0.0, 0.0, spent / applied)))
+        print(json.dumps(figures(latencies, rate, total, 0.0, 0.0, cpu_s / applied)))
 
     # Ratios.
 
@@ -272,7 +272,7 @@ class InferenceBench:
         return {title: figures for title, figures in tables.items() if figures}
 
     def _call_ratio(self) -> dict[str, dict[str, float]]:
-        """One actor and one group: a call of a policy that answers at once, against the same bytes over bare grpc.aio."""
+        """One actor and one group: a call of a policy that replies at once, against the same bytes over bare grpc.aio."""
         config, n = self.config(self.widths[0]), self.envs // self.groups
         with contextlib.closing(config.envs()) as envs:
             env = envs.spec
@@ -291,7 +291,7 @@ class InferenceBench:
         return {f"a call over gRPC (Unix socket, {question} bytes there, {answer} back) against bare grpc.aio": found}
 
     def _slow_ratio(self) -> dict[str, dict[str, float]]:
-        """Env steps a second of actors, once beside one whose environments are slow, and once without it."""
+        """Env steps per second of actors, with and without another actor whose environments are slow."""
         turns: list[dict[str, float]] = []
         for _ in range(self.rounds):
             rates = {}
@@ -314,7 +314,7 @@ class InferenceBench:
 
 
 class Wide(torch.nn.Module):
-    """IMPALA's shallow network for 84 x 84 frames, so many times as wide: [B, history, 84, 84] -> [B, 256 width]."""
+    """IMPALA's shallow network for 84 x 84 frames, wider by a factor: [B, history, 84, 84] -> [B, 256 width]."""
 
     def __init__(self, env: EnvSpec, width: int) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ def actors_of(config: Config) -> list[str]:
 
 
 def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] | None = None) -> Program:
-    """`veldt.topologies.seed` with clocks; without learner there is nobody who records either."""
+    """`veldt.topologies.seed` with timed policies; without a learner, nothing is recorded."""
     program, central, total = Program(), config.central, config.actors * config.envs_per_actor
     counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     if learner:
@@ -376,7 +376,7 @@ def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] 
 
 
 class CountingPolicy(LocalPolicy):
-    """Counts the bytes of the weights that it takes."""
+    """Counts the bytes of the weights that are pulled."""
 
     taken = 0
 
@@ -388,13 +388,13 @@ class CountingPolicy(LocalPolicy):
         return sent
 
     def take(self) -> int:
-        """Since this was last asked."""
+        """Bytes since the last call."""
         taken, self.taken = self.taken, 0
         return taken
 
 
 def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
-    """`veldt.topologies.apex` with clocks; without learner there is nobody who records either."""
+    """`veldt.topologies.apex` with timed policies; without a learner, nothing is recorded."""
     program, n = Program(), config.envs_per_actor
     counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     store = None
@@ -414,7 +414,7 @@ def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
 
 
 def call_program(env: EnvSpec, n: int) -> Program:
-    """One who asks, and one who answers at once."""
+    """A caller, and a policy that replies immediately."""
     program = Program()
     counters = program.add("counters", Counters, ROWS)
     step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
@@ -432,7 +432,7 @@ def call_bytes(messages: Messages) -> tuple[int, int]:
 
 
 class TcpGate(Gate):
-    """The run's own actors come over TCP, as others would."""
+    """The run's own actors connect over TCP, as actors on other machines do."""
 
     def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
         return dataclasses.replace(super().plan(directory, stack), own_listen=True)
@@ -449,7 +449,7 @@ def free_port() -> int:
 
 
 class Mark(NamedTuple):
-    """Where a run is at one moment."""
+    """Counts of a run at one moment."""
 
     time: float
     steps: dict[str, int]  # by actor
@@ -457,23 +457,23 @@ class Mark(NamedTuple):
 
 
 class Window:
-    """Watches a run for some seconds, once it is warm."""
+    """Measures a run for some seconds, once it is warm."""
 
     def __init__(
         self,
         seconds: float,
         actors: list[str],
-        totals: tuple[str, ...] = (),  # metrics that grow, whose growth is wanted
+        totals: tuple[str, ...] = (),  # metrics that only grow, whose growth per env step is reported
         inference: str = "",  # local: weights are counted; central: batches
         learns: bool = False,
     ) -> None:
         self.seconds, self.actors, self.inference, self.learns = seconds, actors, inference, learns
         self.marks: list[Mark] = []
         self.taken: list[tuple[int, list[float]]] = []  # by actor: calls, and quantiles of their latencies
-        self.weights = 0  # bytes that all actors took
+        self.weights = 0  # bytes pulled by all actors
         self.batches: list[float] = []
         self._totals: dict[str, list[tuple[int, float]]] = {name: [] for name in totals}  # (env steps, total)
-        self._warm = time.perf_counter()  # since when all work
+        self._warm = time.perf_counter()  # when all actors were working
 
     def watch(self, runtime: Local, program: Program) -> None:
         with runtime.start(program) as nodes:
@@ -481,18 +481,18 @@ class Window:
                 nodes.step()
 
     def _done(self, nodes: Any) -> bool:
-        told, now = nodes.metrics(), time.perf_counter()
+        metrics, now = nodes.metrics(), time.perf_counter()
         if self.marks:
-            self._note(nodes, told)
+            self._note(nodes, metrics)
         elif not self._works(nodes):
             self._warm = now
         begin, length = (self.marks[0].time, self.seconds) if self.marks else (self._warm, min(WARM_S, self.seconds))
-        if now - begin >= length and (not self.marks or self._told()):
+        if now - begin >= length and (not self.marks or self._complete()):
             self._mark(nodes)
         return len(self.marks) == 2
 
-    def _told(self) -> bool:
-        """Whether all metrics were told that are wanted, and totals twice."""
+    def _complete(self) -> bool:
+        """Whether all wanted metrics were reported, and totals twice."""
         batches = self.inference != "central" or self.batches
         return bool(batches) and all(len(seen) > 1 for seen in self._totals.values())
 
@@ -504,15 +504,15 @@ class Window:
         table = supervisor.rows["counters"].table
         return {name: int(table[supervisor.plan.row(name), COLUMN["env_steps"]]) for name in self.actors}
 
-    def _note(self, nodes: Any, told: dict[str, float]) -> None:
-        if "inference_batch" in told:
-            self.batches.append(told["inference_batch"])
+    def _note(self, nodes: Any, metrics: dict[str, float]) -> None:
+        if "inference_batch" in metrics:
+            self.batches.append(metrics["inference_batch"])
         for name, seen in self._totals.items():
-            if name in told:
-                seen.append((nodes.count("env_steps"), told[name]))
+            if name in metrics:
+                seen.append((nodes.count("env_steps"), metrics[name]))
 
     def _mark(self, nodes: Any) -> None:
-        """What was counted since the last mark is taken from the actors."""
+        """Takes from the actors what they have counted since the last mark."""
         self.taken = ask(nodes, "take", {name: name.replace("actor", "timed") for name in self.actors})
         if self.inference == "local":
             self.weights = sum(ask(nodes, "take", {name: name.replace("actor", "policy") for name in self.actors}))
@@ -527,12 +527,12 @@ class Window:
         return sum(calls for calls, _ in self.taken)
 
     def steps(self, actors: list[str] | None = None) -> int:
-        """Env steps of these actors, or of all."""
+        """Env steps of these actors; none given: of all."""
         before, after = (mark.steps for mark in self.marks)
         return sum(after[name] - before[name] for name in actors or self.actors)
 
     def per_step(self, name: str) -> float:
-        """By how much a total grew for each env step."""
+        """Growth of a total per env step."""
         (steps0, first), *_, (steps1, last) = self._totals[name]
         return (last - first) / max(1, steps1 - steps0)
 
@@ -549,7 +549,7 @@ def figures(
 
 
 def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
-    """What a method of one node in each of these processes returns."""
+    """Calls a method of one node in each of these processes, and returns the results."""
     supervisor, orders = nodes.supervisor, nodes.supervisor.orders
     numbers = [orders.give(process, what, node) for process, node in whom.items()]
     there = None not in numbers and supervisor.wait(lambda: all(x in orders.answers for x in numbers), ASK_S, what)
@@ -559,17 +559,17 @@ def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it, so far."""
+    """CPU seconds so far of this process and all its descendants."""
     me, seconds = psutil.Process(), 0.0
     for process in (me, *me.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            spent = process.cpu_times()
-            seconds += spent.user + spent.system
+            times = process.cpu_times()
+            seconds += times.user + times.system
     return seconds
 
 
 def echo(question: int, answer: int, seconds: float, experiments: str = "") -> tuple[float, float]:
-    """p50 and p99 in us of calls of a bare grpc.aio server with so many bytes each way, two fresh processes.
+    """p50 and p99 in us of calls of a bare grpc.aio server with this many bytes each way, in two fresh processes.
 
     `experiments` is what gRPC takes as GRPC_EXPERIMENTS; without, it is as it comes.
     """
@@ -592,10 +592,10 @@ def echo(question: int, answer: int, seconds: float, experiments: str = "") -> t
 class Prices:
     currency: str
     core_hour: float
-    gpu_hour: dict[str, float]  # by a part of the GPU's name
+    gpu_hour: dict[str, float]  # by a substring of the GPU's name
 
     def hourly(self, cores: int, gpu: str = "") -> float:
-        """Of a machine, with this GPU if one is named."""
+        """Price per hour of a machine, with this GPU if one is named."""
         if not gpu:
             return cores * self.core_hour
         known = [price for kind, price in self.gpu_hour.items() if kind.lower() in gpu.lower()]
@@ -613,7 +613,7 @@ def read_prices(path: Path) -> Prices:
         raise UserError(f"The prices in {path} cannot be read ({error.strerror}).") from None
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path} is no price file: it needs currency, core_hour and gpu_hour with a price by kind."
+            f"{path} is not a price file: it needs currency, core_hour and gpu_hour with a price by kind."
         ) from None
     if not all(0 <= price < math.inf for price in (prices.core_hour, *gpus.values())):
         raise UserError(f"{path} has prices that are negative or not finite.")
@@ -621,7 +621,7 @@ def read_prices(path: Path) -> Prices:
 
 
 def cost(rate: float, hourly: float) -> float:
-    """Of 1e9 env steps at so many a second, on a machine that costs so much an hour."""
+    """Price of 1e9 env steps at this rate per second, on a machine with this price per hour."""
     return 1e9 / rate / 3600 * hourly
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark of inference has in actors' processes, which load neither torch nor numba; and bare gRPC beside."""
+"""Parts of the inference benchmark that run in light processes (without torch and numba), and bare gRPC to compare with."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from veldt.records.tree import Array, Tree
 if TYPE_CHECKING:
     from veldt.counters import Counters
 
-QUANTILES = 1000  # of the latencies that are told of a window
+QUANTILES = 1000  # at most, of the latencies of one window
 QUICK_MS = 0.25
 SLOWER = 100  # times
 WARM_CALLS = 200
 
 
 class TimedPolicy(Policy):
-    """A policy around another: how long it takes from the first attempt to send a group's step to its actions."""
+    """Wraps a policy and measures the time from the first attempt to send a group's step until its actions arrive."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._sent: dict[int, int] = {}  # group -> when, in ns
         self._times: list[int] = []  # ns, since `take`
-        self._told = 0  # how many of them `metrics` has told
+        self._reported = 0  # how many of them `metrics` has reported
 
     def send(self, group: int, step: Tree) -> bool:
         self._sent.setdefault(group, time.perf_counter_ns())
@@ -60,16 +60,16 @@ class TimedPolicy(Policy):
         self.policy.reset(group)
 
     def metrics(self) -> dict[str, float]:
-        """Of the calls since this was last asked."""
-        times, self._told = self._times[self._told :], len(self._times)
+        """Of the calls since the last time."""
+        times, self._reported = self._times[self._reported :], len(self._times)
         if not times:
             return {}
         p50, p99 = percentiles([(len(times), [1e-3 * x for x in times])])
         return {"latency_p50_us": p50, "latency_p99_us": p99}
 
     def take(self) -> tuple[int, list[float]]:
-        """How many calls there were since this was last asked, and quantiles of their latencies in us."""
-        times, self._times, self._told = self._times, [], 0
+        """The number of calls since the last time, and quantiles of their latencies in us."""
+        times, self._times, self._reported = self._times, [], 0
         return len(times), thin(times)
 
 
@@ -85,7 +85,7 @@ def thin(times: list[int]) -> list[float]:
 
 
 def percentiles(parts: Iterable[tuple[int, list[float]]]) -> tuple[float, float]:
-    """p50 and p99 of several sets of calls, each told as its size and evenly spaced quantiles."""
+    """p50 and p99 of several sets of calls, each given by its size and evenly spaced quantiles."""
     parts = [(calls, values) for calls, values in parts if values]
     if not parts:
         return float("nan"), float("nan")
@@ -95,11 +95,11 @@ def percentiles(parts: Iterable[tuple[int, list[float]]]) -> tuple[float, float]
     return p50, p99
 
 
-# A call, and nothing else.
+# A call without any work.
 
 
 class AtOnce(Policy):
-    """A policy that knows the actions beforehand."""
+    """A policy that returns fixed actions."""
 
     due = math.inf
 
@@ -123,7 +123,7 @@ class AtOnce(Policy):
 
 
 class Caller:
-    """A worker that asks a policy the same again and again. Each call counts as an env step."""
+    """A worker that repeats the same call of a policy. Each call counts as an env step."""
 
     def __init__(self, policy: Policy, step: Tree, counters: Counters) -> None:
         self.policy, self.counters, self._step = policy, counters, step
@@ -139,7 +139,7 @@ class Caller:
 
 
 def serve_echo(path: str, answer: int) -> None:
-    """A bare grpc.aio server on a Unix socket, until it is killed: answers every message with so many bytes."""
+    """A bare grpc.aio server on a Unix socket, until it is killed: answers every message with this many bytes."""
     asyncio.run(_serve_echo(path, bytes(answer)))
 
 
@@ -163,7 +163,7 @@ async def _serve_echo(path: str, answer: bytes) -> None:
 
 
 def call_echo(path: str, question: int, seconds: float) -> None:
-    """Prints p50 and p99 in us of calls of that server, each with so many bytes."""
+    """Prints p50 and p99 in us of calls of that server, each with this many bytes."""
     print(json.dumps(asyncio.run(_call_echo(path, bytes(question), seconds))))
 
 
@@ -189,11 +189,11 @@ def _options() -> list[tuple[str, int]]:
     return [("grpc.max_receive_message_length", 1 << 28), ("grpc.max_send_message_length", 1 << 28)]
 
 
-# An environment that takes its time.
+# A slow environment.
 
 
 class Nap(gym.Env[Array, np.int64]):
-    """Sleeps for so many milliseconds a step, and leaves the cores to others."""
+    """Sleeps for this many milliseconds per step, without using a core."""
 
     def __init__(self, ms: float) -> None:
         self.seconds = ms / 1000

@@ -90,7 +90,7 @@ def make_learner(
     fresh: int = 16,
     bfloat16: bool = False,
 ) -> Learner:
-    """A learner with a prioritized store full of made-up steps."""
+    """A learner with a prioritized store full of random steps."""
     rows = {**env.step, "action": env.action, **algorithm.extras(env)}
     schema = Schema(rows, algorithm.window, fresh, algorithm.state(env))
     selector = Prioritized(blocks * schema.starts)
@@ -121,7 +121,7 @@ def random_block(schema: Schema, env: EnvSpec, number: int, rng: np.random.Gener
 
 
 def bare_step(learner: Learner, batch: int) -> Any:
-    """The update as one would write it with plain torch, on tensors that are already there."""
+    """The update as one would write it with plain torch, on ready tensors."""
     algorithm, device = learner.algorithm, learner.device
     assert isinstance(algorithm, DQN)
     rows = _batch(learner, batch)
@@ -149,7 +149,7 @@ def bare_step(learner: Learner, batch: int) -> Any:
 
 
 def bare_sequence_step(learner: Learner, batch: int) -> Any:
-    """The same for R2D2: torch's LSTM on sequences that are already there, without episodes in them."""
+    """The same for R2D2: torch's LSTM on ready sequences, without episode boundaries."""
     algorithm, device = learner.algorithm, learner.device
     assert isinstance(algorithm, R2D2)
     rows, at, burn_in, length = _batch(learner, batch), algorithm.history - 1, algorithm.burn_in, algorithm.length

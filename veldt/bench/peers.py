@@ -1,4 +1,4 @@
-"""What benchmarks of whole runs share: rates of a running program, runs from the command line, loops and peers beside."""
+"""Shared by benchmarks of whole runs: rates of a running program, runs of `veldt train`, bare loops, scripts of peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PEERS = Path("benchmarks/peers")
 
 
 def measure(program: Program, seconds: float, counters: tuple[str, ...], gauges: tuple[str, ...] = ()) -> dict[str, float]:
-    """By how much counters grow a second, once a run is warm, and the means of metrics."""
+    """Growth of counters per second once a run is warm, and means of metrics."""
     marks: list[tuple[float, list[int]]] = []
     seen: dict[str, list[float]] = {name: [] for name in gauges}
     looked = 0.0
@@ -37,9 +37,9 @@ def measure(program: Program, seconds: float, counters: tuple[str, ...], gauges:
         if begun or (marks and now - marks[-1][0] > (WARM_S if len(marks) == 1 else seconds)):
             marks.append((now, counts))
         if gauges and len(marks) == 2 and now - looked > GAUGE_S:
-            looked, told = now, nodes.metrics()
+            looked, metrics = now, nodes.metrics()
             for name in gauges:
-                seen[name] += [told[name]] if name in told else []
+                seen[name] += [metrics[name]] if name in metrics else []
         return len(marks) == 3
 
     with Local().start(program) as nodes:
@@ -58,13 +58,14 @@ def train(recipe: str, seed: int, eval_every: int) -> tuple[float, float]:
         subprocess.run([sys.executable, "-m", "veldt", *command, *every], check=True, timeout=300)
         lines = [json.loads(line) for line in Path(directory, "run", "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if "first_update_s" in line)
-    began = first["first_update_s"] - first["first_update_time_s"]  # when the run began to count its time
+    began = first["first_update_s"] - first["first_update_time_s"]  # when the run's clock started
     solved = (began + line["time_s"] for line in lines if (line.get("eval_return") or 0) >= SOLVED)
     return first["first_update_s"], next(solved, NEVER)
 
 
 def side_by_side(codes: list[str], seconds: float) -> list[Any]:
-    """What pieces of Python print as JSON, each in a process of one thread, all at once for about so many seconds."""
+    """Runs pieces of Python in parallel, each in a process of one thread, for about this many seconds; returns the JSON
+    they print."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     loops = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) for code in codes
@@ -73,7 +74,7 @@ def side_by_side(codes: list[str], seconds: float) -> list[Any]:
 
 
 def run_json(python: str, script: Path, *flags: str) -> dict[str, Any]:
-    """The last line that a peer's script prints."""
+    """Runs a peer's script; returns the JSON on its last line."""
     if not script.exists():
         raise UserError(f"{script} is not here; run this from the root of the repository.")
     done = subprocess.run([python, str(script), *flags], capture_output=True, text=True, timeout=600, check=False)

@@ -1,4 +1,4 @@
-"""The store against cpprb and against memory itself.
+"""The store against cpprb and against memcpy.
 
 Sampling is timed until a network and a loss could start: observations and next observations, n-step returns, discounts and
 importance weights. After every sample its priorities are updated, so that both find their trees as cold as in training.
@@ -125,7 +125,7 @@ class ReplayBench:
         return {name: (statistics.median(x), statistics.median(y)) for name, (x, y) in times.items()}
 
     def _memory(self, ours: Ours) -> dict[str, float]:
-        """Copies and inserts against plain copies of as many bytes, from memory that is as cold."""
+        """Copies and inserts against plain copies of as many bytes, from RAM that is as cold in the caches."""
         store, schema, rng = ours.store, ours.store.schema, np.random.default_rng(2)
         source, rows = store.ring.rows["obs"], schema.window.rows
         out = np.zeros((self.batch, rows, 84, 84), np.uint8)
@@ -168,7 +168,7 @@ class ReplayBench:
 
 
 class Ours:
-    """A full store of ours, sampled to the transitions that a loss takes."""
+    """A full Veldt store, sampled as transitions for a loss."""
 
     def __init__(self, env: EnvSpec, algorithm: DQN, fresh: int, capacity: int, frames: Array) -> None:
         rows = {**env.step, "action": env.action, **algorithm.extras(env)}
@@ -207,7 +207,7 @@ class Ours:
 
 
 class Theirs:
-    """A full cpprb.PrioritizedReplayBuffer; returns over n steps were computed before they were stored."""
+    """A full cpprb.PrioritizedReplayBuffer; n-step returns are computed before they are stored."""
 
     def __init__(self, cpprb: Any, capacity: int, n: int, columns: dict[str, Any], options: dict[str, Any]) -> None:
         rest = {"act": {"dtype": np.int64}, "rew": {}, "done": {}}

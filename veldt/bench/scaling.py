@@ -1,4 +1,4 @@
-"""How env steps a second grow with the number of actors, the learner off and an environment that keeps its core busy."""
+"""Env steps per second over the number of actors, without a learner, in an environment that keeps its core busy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ScalingBench:
     """Env steps a second for 1, 2, 4 ... actors whose environment spins 1 ms a step, against linear."""
 
     seconds: float = 4.0
-    """Of one turn."""
+    """Seconds of one turn."""
     rounds: int = 3
     """Turns that each number of actors gets."""
     envs: int = 1

@@ -1,4 +1,4 @@
-"""How everything here is timed: the contenders take turns, so that a noisy machine is noisy for all of them."""
+"""Timing: contenders take turns, so that noise of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def alternate(contenders: dict[str, Callable[[], object]], calls: int, rounds: int, warm_up: int = 20) -> dict[str, float]:
-    """Seconds a call, the median over rounds in each of which every contender is called `calls` times.
+    """Seconds per call, the median over rounds in each of which every contender is called `calls` times.
 
     What a GPU has still to do at the end of a turn belongs to that turn.
     """
@@ -36,7 +36,7 @@ def alternate(contenders: dict[str, Callable[[], object]], calls: int, rounds: i
 
 
 def machine() -> dict[str, Any]:
-    """What a figure must be read with."""
+    """The machine and versions that a figure depends on."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""Messages between two processes: shared memory against multiprocessing, Ray and memory itself.
+"""Messages between two processes: shared memory against multiprocessing, Ray and memcpy.
 
 A call is a question with the observations of eight environments that comes back as it is: put, peek, put, peek, and a copy
 out of the ring. Whoever waits looks again for a while (spins) before it sleeps, or sleeps at once. A stream is blocks of
@@ -28,19 +28,19 @@ from veldt.records.tree import Array, Tree
 from veldt.runtime.local.zygote import die_with_parent
 from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.bell import Bell
-from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 
-SPIN = 200  # looks before a sleep, some 65 us: longer than it takes to wake a partner that sleeps
+SPIN = 200  # polls before a sleep, about 65 us: longer than it takes to wake a sleeping partner
 PAYLOADS: Tree = {
     "8 x 4 float32": np.random.default_rng(0).random((8, 4), np.float32),
     "8 x 84 x 84 uint8": np.random.default_rng(0).integers(0, 256, (8, 84, 84), np.uint8),
 }
 RAY_NAMES = {"8 x 4 float32": "float32[8,4]", "8 x 84 x 84 uint8": "uint8[8,84,84]"}
 ROWS, BLOCKS = 70, 400  # rows of a block, blocks that the arena has room for
-STREAM_ROUNDS = 7  # turns are short here: so many times as many
+STREAM_ROUNDS = 7  # factor for the number of turns, which are short here
 SLOTS = 16  # blocks that fit into a ring, as in a run
-LONGEST_S = 600  # that all of it may take; no wait in here is longer
+LONGEST_S = 600  # for the whole benchmark; no wait is longer
 RAY_CALL = Path(__file__).parents[2] / "benchmarks" / "peers" / "ray_call.py"
 
 Call = Callable[[Array], Array]
@@ -57,10 +57,10 @@ class TransportBench:
     rounds: int = 7
     """Turns that each contender gets."""
     ray_python: str = ""
-    """A python that has Ray; none: Ray is left out."""
+    """A Python that has Ray; without it Ray is left out."""
 
     def run(self) -> dict[str, Any]:
-        from veldt.bench.timing import machine  # imports torch, which no process that this one starts needs
+        from veldt.bench.timing import machine  # imports torch, which the processes started here do not need
 
         if self.ray_python and not RAY_CALL.is_file():
             raise UserError(f"Ray is timed by {RAY_CALL}, which is not there; run this from a checkout.")
@@ -119,9 +119,9 @@ class TransportBench:
     def _stream(self) -> dict[str, float]:
         block = make_block()
         nbytes = sum(x.nbytes for x in block.values())
-        arena = Arena(make_memory("veldt bench arena"))
+        arena = Arena(make_shared_memory("veldt bench arena"))
         rows = {name: arena.zeros((BLOCKS, *x.shape), x.dtype) for name, x in block.items()}
-        # As many blocks as the ring has slots: what is copied comes from memory as far away.
+        # As many blocks as the ring has slots, so that caches help both sides equally.
         sources = [{name: x.copy() for name, x in block.items()} for _ in range(SLOTS)]
         turns: dict[str, list[float]] = {"stream": [], "memcpy": []}
         with streaming() as receive:
@@ -158,13 +158,13 @@ def _table(times: dict[str, tuple[float, float]], ray: tuple[float, float] | Non
     return out
 
 
-# Ours. The first bell is that of this process, the second that of the one it started.
+# Veldt's. The first bell is that of this process, the second that of its partner.
 
-NUMBERS = np.zeros(3, np.int64)  # what a call carries beside the observations
+NUMBERS = np.zeros(3, np.int64)  # sent with the observations of a call
 
 
 def look(reader: Reader, bell: Bell, spin: int) -> Tree:
-    """The next message; sleeps when it was not there after so many looks."""
+    """The next message; sleeps if there is none after this many polls."""
     looks = 0
     while True:
         rung = bell.rung()
@@ -178,9 +178,9 @@ def look(reader: Reader, bell: Bell, spin: int) -> Tree:
 
 @contextlib.contextmanager
 def ours(spin: int) -> Iterator[Call]:
-    """Calls of a server in a process of its own, over two rings."""
+    """Calls of a server in another process, over two rings."""
     with _partner("serve", 2, spin) as (board, fds):
-        bell, there, back = Bell(board, 0), Writer(fds[0], Bell(board, 64), most=8), Reader(fds[1])
+        bell, there, back = Bell(board, 0), Writer(fds[0], Bell(board, 64), max_slots=8), Reader(fds[1])
 
         def call(x: Array) -> Array:
             assert there.put({"question": NUMBERS, "obs": x})
@@ -191,7 +191,7 @@ def ours(spin: int) -> Iterator[Call]:
         yield call
 
 
-def serve(board: Memory, fds: list[int], spin: int) -> None:
+def serve(board: SharedMemory, fds: list[int], spin: int) -> None:
     """The other end of `ours`, until it is killed."""
     bell, there, back = Bell(board, 64), Reader(fds[0]), Writer(fds[1], Bell(board, 0))
     while True:
@@ -202,7 +202,7 @@ def serve(board: Memory, fds: list[int], spin: int) -> None:
 
 @contextlib.contextmanager
 def streaming() -> Iterator[Callable[[Tree, int], None]]:
-    """Takes so many blocks from a process that sends them, and copies them into the rows [BLOCKS, ...] of an arena."""
+    """Takes this many blocks from a process that sends them, and copies them into the rows [BLOCKS, ...] of an arena."""
     with _partner("send", 2, 0) as (board, fds):
         bell, orders, stream = Bell(board, 0), Writer(fds[0], Bell(board, 64)), Reader(fds[1], Bell(board, 64))
 
@@ -216,9 +216,9 @@ def streaming() -> Iterator[Callable[[Tree, int], None]]:
         yield receive
 
 
-def send(board: Memory, fds: list[int], spin: int) -> None:
+def send(board: SharedMemory, fds: list[int], spin: int) -> None:
     """The other end of `streaming`, until it is killed."""
-    bell, orders, stream = Bell(board, 64), Reader(fds[0]), Writer(fds[1], Bell(board, 0), most=SLOTS)
+    bell, orders, stream = Bell(board, 64), Reader(fds[0]), Writer(fds[1], Bell(board, 0), max_slots=SLOTS)
     block = make_block()
     while True:
         blocks = int(look(orders, bell, spin)["blocks"])
@@ -231,7 +231,7 @@ def send(board: Memory, fds: list[int], spin: int) -> None:
 
 
 def make_block() -> Tree:
-    """A block as `RemoteStore` puts it into a stream."""
+    """A block, as a proxy of a store puts it into a stream."""
     rng = np.random.default_rng(0)
     return {
         "items": np.ones(ROWS - 6, np.bool_),
@@ -242,10 +242,10 @@ def make_block() -> Tree:
 
 
 @contextlib.contextmanager
-def _partner(function: str, rings: int, spin: int) -> Iterator[tuple[Memory, list[int]]]:
+def _partner(function: str, rings: int, spin: int) -> Iterator[tuple[SharedMemory, list[int]]]:
     """A fresh process that runs a function of this module, with a board of two bells and rings between it and us."""
-    fds = [make_memory("veldt bench") for _ in range(1 + rings)]
-    board = Memory(fds[0], 128)
+    fds = [make_shared_memory("veldt bench") for _ in range(1 + rings)]
+    board = SharedMemory(fds[0], 128)
     code = f"import sys; from veldt.bench import transport; transport.start(transport.{function}, sys.argv[1:])"
     process = subprocess.Popen([sys.executable, "-c", code, str(spin), *map(str, fds)], pass_fds=fds)
     try:
@@ -257,15 +257,15 @@ def _partner(function: str, rings: int, spin: int) -> Iterator[tuple[Memory, lis
             os.close(fd)
 
 
-def start(function: Callable[[Memory, list[int], int], None], words: list[str]) -> None:
+def start(function: Callable[[SharedMemory, list[int], int], None], words: list[str]) -> None:
     spin, board, *fds = map(int, words)
     die_with_parent(os.getppid())
-    function(Memory(board), fds, spin)
+    function(SharedMemory(board), fds, spin)
 
 
 @contextlib.contextmanager
 def busy_cores() -> Iterator[None]:
-    """Every core has a process that does nothing, for ever."""
+    """Runs a process that spins on every core."""
     code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
     processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
     try:

@@ -1,2 +1,4 @@
-"""The command line: one module for each command, with `run(argv)`; `parse` makes flags from dataclasses. The list of
-commands is in `veldt.__main__`. May import everything."""
+"""The command line: one module per command, each with `run(argv)`; `parse` makes dataclasses from flags.
+
+May import all other packages; only `veldt.__main__` imports it.
+"""

@@ -28,25 +28,25 @@ class Actor:
     env: str = ""
     """Allow importing this environment, if the run's is module:callable; Gymnasium ids need no permission."""
     compress: bool = False
-    """Compress what is sent (lz4)."""
+    """Compress messages (lz4)."""
     patience: float = 60.0
     """Seconds without a connection before the actor gives up."""
 
 
 def run(argv: list[str]) -> int:
     args = parse(Actor, argv, prog="veldt actor", description=EXAMPLE)
-    from veldt.experiment import joined as away
+    from veldt.experiment import joined
     from veldt.runtime.grpc.connection import LinkLost, read_token
     from veldt.runtime.grpc.link import Link
 
     token = read_token(args.token_file) if args.token_file is not None else ""
-    certificate = away.read_secret(args.certificate) if args.certificate is not None else b""
+    certificate = joined.read_secret(args.certificate) if args.certificate is not None else b""
     link = Link(args.connect, token, certificate, compress=args.compress, patience=args.patience)
     left: list[int] = []
     try:
         welcome = link.connect()
         with interruptible(left.append, "Leaving the run"):
-            away.live(link, welcome, args.env, say=lambda text: print(text, flush=True), leaving=lambda: bool(left))
+            joined.live(link, welcome, args.env, say=lambda text: print(text, flush=True), leaving=lambda: bool(left))
     except LinkLost as error:
         raise ProcessFailed(str(error)) from None
     finally:

@@ -1,4 +1,4 @@
-"""veldt bench: measures this machine, ours against the limit and against peers."""
+"""veldt bench: measures Veldt on this machine, against its limits and against other libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     machine = report["machine"]
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if machine["load"] > 1.0:
-        print("note: the machine was busy when this began; ratios hold better than absolute figures")
+        print("note: the machine was busy at the start; ratios are more reliable than absolute figures")
     for title, figures in report["results"].items():
         print(f"\n{title}")
         for key, value in figures.items():

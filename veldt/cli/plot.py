@@ -27,7 +27,7 @@ class Plot:
 
 def run(argv: list[str]) -> int:
     example = (
-        "Draws return against env steps and against time; or, with --rates, the speed of its parts.\n\n"
+        "Draws return against env steps and against time; or, with --rates, the rates of its parts.\n\n"
         "Example: veldt plot runs/* -o curves.png"
     )
     args = parse(Plot, argv, prog="veldt plot", description=example)
@@ -45,6 +45,6 @@ def run(argv: list[str]) -> int:
 
 
 def read_curve(path: Path) -> Curve:
-    """The learning curve of a run, with the settings that tell it apart from others."""
+    """The learning curve of a run, with the settings that distinguish it from other runs."""
     curve, settings = Curve.read(path), flat(load_config(path / "config.yaml"))
     return replace(curve, settings={name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}})

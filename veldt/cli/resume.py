@@ -1,4 +1,4 @@
-"""veldt resume: goes on with a run from its last checkpoint."""
+"""veldt resume: continues a run from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Resume:
     run: tyro.conf.Positional[Path]
     """The run's directory."""
     steps: int | None = None
-    """Env steps in all, if more than it was started with."""
+    """Total env steps, if more than the run was started with."""
     quiet: bool = False
     """Print nothing while training."""
 
 
 def run(argv: list[str]) -> int:
-    example = "Goes on with a run from its last checkpoint.\n\nExample: veldt resume runs/cart"
+    example = "Continues a run from its last checkpoint.\n\nExample: veldt resume runs/cart"
     args = parse(Resume, argv, prog="veldt resume", description=example)
     changes: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
     resume(args.run, quiet=args.quiet, **changes)

@@ -25,7 +25,7 @@ EXAMPLE = """
 
 Example: veldt train dqn --env CartPole-v1 --steps 60_000 --seed 1 --run runs/cart --store.capacity 2GB
 
-Training in a directory that has a checkpoint goes on from it. Ctrl-C writes one and stops.
+Training in a directory that has a checkpoint continues from it. Ctrl-C writes a checkpoint and stops.
 """
 
 
@@ -89,12 +89,12 @@ def _show_help(flags: list[str], prog: str, description: str, default: Train) ->
     args = parse(Train, others, prog=prog, description=description, default=default)
     idle = without_effect(args.config)
     absent = "\n".join(f"  {', '.join(map(_flag, scope.names))}: {scope.needs}" for scope in _outermost(idle))
-    description = f"{description}\nNot listed, because they have no effect here without what follows them:\n{absent}"
+    description = f"{description}\nNot listed, because they have no effect without the setting after the colon:\n{absent}"
     parse(Train, ["--help"], prog, description, args, registry=_hiding(args.config, idle))
 
 
 def _outermost(idle: dict[str, str]) -> list[Scope]:
-    """The scopes of these settings, but for those inside a group that has no effect as a whole."""
+    """The scopes of these settings, without those inside a group that has no effect as a whole."""
     scopes = [scope for scope in SCOPES if scope.needs in idle.values()]
     return [x for x in scopes if not any(x is not other and all(name in other for name in x.names) for other in scopes)]
 

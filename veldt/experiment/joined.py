@@ -79,14 +79,14 @@ def live(
         raise UserError(f"The run wants the environment {env}, which is code to import; allow it with --env {env}.")
     host = _central(link, told) if told["inference"] == CENTRAL else _local(link, told)
     reported = 0.0
-    say(f"acting in {env} as actor/{told['index']} (life {link.incarnation}), with {told['inference']} inference")
+    say(f"acting in {env} as actor/{told['index']} (life {link.session.incarnation}), with {told['inference']} inference")
     try:
-        while not link.quit and not leaving():
-            worked = not link.hold and host.step()
+        while not link.session.quit and not leaving():
+            worked = not link.session.hold and host.step()
             now = time.monotonic()
             if now - reported > METRICS_S:
                 reported = now
-                link.tell(host.metrics())
+                link.session.report(host.metrics())
             if worked:
                 link.step()
             else:
@@ -97,7 +97,7 @@ def live(
 
 def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
     """The nodes of a program that are not in the run."""
-    given = Given(known, {}, {INCARNATION.what: link.incarnation})
+    given = Given(known, {}, {INCARNATION.what: link.session.incarnation})
     return Host([node for name, node in program.nodes.items() if name not in known], known, lambda node: given)
 
 
@@ -107,7 +107,8 @@ def _central(link: Link, told: dict[str, Any]) -> Host:
     from veldt.acting.seam import Policy
     from veldt.envs import make_env
 
-    known = {"recorder": Proxy(ports_of(Policy), link.ends("recorder", {})), "counters": Counters(link.rows)}
+    session = link.session
+    known = {"recorder": Proxy(ports_of(Policy), session.ends("recorder", {})), "counters": Counters(session.rows)}
     program = Program()
     recorder, counters = (program.add(name, object) for name in known)
     envs, name = partial(make_env, str(told["env"]), protocol=str(told["protocol"])), f"actor/{int(told['index'])}"
@@ -131,9 +132,9 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
     with contextlib.closing(config.envs()) as envs:
         env = envs.spec
     known = {
-        "store": Proxy(ports_of(Store), link.ends("store", {})),
-        "params": LatestParams(link.cell("cell params")),
-        "counters": Counters(link.rows),
+        "store": Proxy(ports_of(Store), link.session.ends("store", {})),
+        "params": LatestParams(link.session.cell("cell params")),
+        "counters": Counters(link.session.rows),
     }
     program = Program()
     add_actor(program, config, env, int(told["index"]), *(program.add(name, object) for name in known))

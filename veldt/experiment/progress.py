@@ -48,7 +48,7 @@ class Progress:
         self._evaluations, self._first_step = nodes.count("evaluations"), nodes.count("learner_steps")
         self._evaluation_s = EVALUATION_S if nodes.live else 0.0
         nodes.metrics()  # of the time in which they stood still
-        self.rates.begin(self.clocks(nodes), nodes.memory()[0])
+        self.rates.begin(self.clocks(nodes), nodes.resources()[0])
         self._last_line = time.monotonic()
 
     def clocks(self, nodes: Nodes) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Progress:
 
     def _derived(self, line: dict[str, Any], nodes: Nodes) -> dict[str, Any]:
         """What follows from the line before, and from the settings."""
-        out: dict[str, Any] = self.rates.of(line, nodes.memory()[0])
+        out: dict[str, Any] = self.rates.of(line, nodes.resources()[0])
         if line.get("store_inserted"):
             out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
         if out.get("env_steps_per_s"):
@@ -103,5 +103,5 @@ class Progress:
 
     def _used(self, nodes: Nodes) -> int:
         if time.monotonic() - self._ram_at >= MEMORY_S:
-            self._ram_at, self._ram_used = time.monotonic(), used_memory(*nodes.memory())
+            self._ram_at, self._ram_used = time.monotonic(), used_memory(*nodes.resources())
         return self._ram_used

@@ -29,7 +29,7 @@ class Feed:
         ahead: bool,  # begin the next batch while the learner works on this one
     ) -> None:
         self.store, self.size, self.prefetch, self.device = store, size, prefetch, device
-        self.spent = {"sample": 0.0}  # seconds that the learner waited
+        self.timings = {"sample": 0.0}  # seconds that the learner waited
         self._ahead = algorithm.ahead
         self._samples: deque[Sample] = deque()
         self._prepared: tuple[Sample, Batch] | None = None
@@ -42,7 +42,7 @@ class Feed:
         if found is None:
             began = time.perf_counter()
             drawn = self._draw()
-            self.spent["sample"] += time.perf_counter() - began
+            self.timings["sample"] += time.perf_counter() - began
             if not drawn:
                 return None
             sample = self._samples.popleft()
@@ -67,7 +67,7 @@ class Feed:
         if preparing is not None:
             began = time.perf_counter()
             preparing.result()
-            self.spent["sample"] += time.perf_counter() - began
+            self.timings["sample"] += time.perf_counter() - began
 
     def clear(self) -> None:
         """Drops all batches that were drawn and not used."""

@@ -103,7 +103,7 @@ class Learner:
         self.diagnosis = Diagnosis(algorithm, self.net, store, self.device)
         self.steps = 0
         self.bad = 0  # updates skipped because the loss or the gradient was not finite
-        self.spent = self.feed.spent
+        self.timings = self.feed.timings
         self._bad_in_a_row = 0
         self._latest: dict[str, Tensor] = {}  # metrics
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained

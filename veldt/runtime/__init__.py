@@ -1,13 +1,15 @@
 """Runtimes: where the nodes of a program run.
 
-    base       Runtime and Nodes, the protocols
+    base       the protocols of a runtime and of a running program
+    host       builds some nodes of a program and steps the workers among them
     inline     all nodes in one thread
-    host       builds nodes and steps the workers among them; used by every runtime
-    proxies    what stands for a node in another process
-    services   what calls a node for the callers in other processes
-    local/     supervised processes of one host; shm/: their shared memory; grpc/: actors that share no memory with the run
+    proxies    stand for nodes of other processes
+    services   call nodes for other processes
+    local      supervised processes of one host
+    grpc       actors that share no memory with the run
+    shm        shared memory
 
-Knows `program`, `ports`, `shared`, `metrics`, `counters` and `records.tree`, and no role.
+Imports `program`, `ports`, `shared`, `metrics`, `counters` and `records.tree`; knows no role.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Host: builds some nodes of a program and steps the workers among them. Inline it has all nodes, elsewhere those of one
-process, on this machine or on another."""
+"""Host: builds some nodes of a program and steps the workers among them. Inline these are all nodes,
+otherwise those of one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from veldt.program import Given, Node
 
 class Host:
     def __init__(self, nodes: Iterable[Node], known: dict[str, Any], given: Callable[[Node], Given]) -> None:
-        """`known` has the proxies of nodes that are elsewhere; what is built here is added to it."""
+        """`known` has the proxies of nodes in other processes; nodes built here are added to it."""
         self.nodes = list(nodes)
         self.declarations = declared(self.nodes)
         self.objects: dict[str, Any] = {}
@@ -25,10 +25,10 @@ class Host:
             raise
         self.workers = [(node, self.objects[node.name]) for node in self.nodes if hasattr(self.objects[node.name], "step")]
         self._busy = [0.0] * len(self.workers)
-        self._spent: dict[str, float] = {}
+        self._timings: dict[str, float] = {}
 
     def step(self) -> bool:
-        """Every worker once; whether any of them did something."""
+        """Steps every worker once; whether any of them did something."""
         return any([self.step_worker(i) for i in range(len(self.workers))])
 
     def step_worker(self, index: int) -> bool:
@@ -43,20 +43,20 @@ class Host:
         return merge((thing.metrics() for thing in self._with("metrics").values()), self.declarations)
 
     def busy(self, elapsed: float) -> dict[str, float]:
-        """`busy/...`: the fraction of the elapsed time that workers, and parts of their steps, took since `forget_busy`."""
+        """`busy/...`: the fraction of the elapsed time that workers, and parts of their steps, took since `reset_busy`."""
         for _, worker in self.workers:
-            for part, seconds in getattr(worker, "spent", {}).items():
-                self._spent[part] = self._spent.get(part, 0.0) + seconds
-                worker.spent[part] = 0.0
+            for part, seconds in getattr(worker, "timings", {}).items():
+                self._timings[part] = self._timings.get(part, 0.0) + seconds
+                worker.timings[part] = 0.0
         taken = [(node.role, self._busy[i]) for i, (node, _) in enumerate(self.workers)]
-        return busy_shares([*taken, *self._spent.items()], elapsed)
+        return busy_shares([*taken, *self._timings.items()], elapsed)
 
-    def forget_busy(self) -> None:
-        """Starts the fractions of `busy` anew."""
-        self._busy, self._spent = [0.0] * len(self.workers), {}
+    def reset_busy(self) -> None:
+        """Resets the fractions of `busy`."""
+        self._busy, self._timings = [0.0] * len(self.workers), {}
 
     def cut(self) -> list[str]:
-        """Asks all nodes to prepare for a checkpoint; those that cannot yet."""
+        """Asks all nodes to prepare for a checkpoint; returns those that are not ready yet."""
         return [name for name, thing in self._with("cut").items() if not thing.cut()]
 
     def resume(self, number: int) -> None:

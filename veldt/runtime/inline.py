@@ -50,9 +50,9 @@ class InlineNodes:
         self._watch(self.host.step(), [node.name for node, _ in self.host.workers])
 
     def _watch(self, worked: bool, who: list[str]) -> None:
-        """In one thread, two rounds without work mean that none will ever come.
+        """Raises Stuck after two rounds without work: in one thread, there will never be any.
 
-        Not one: a worker that is refused may have brought in some of what it has, and that may be all another needs.
+        Not after one: a worker that was refused may have inserted some of its data, which may be enough for another.
         """
         self._idle = 0 if worked else self._idle + 1
         if self._idle == 2:
@@ -66,7 +66,7 @@ class InlineNodes:
         out = self.host.metrics()
         elapsed, self._since = time.perf_counter() - self._since, time.perf_counter()
         out |= self.host.busy(elapsed)
-        self.host.forget_busy()
+        self.host.reset_busy()
         return out
 
     def stop(self) -> None:
@@ -74,9 +74,9 @@ class InlineNodes:
             rows.stopping = True
 
     def cut(self) -> None:
-        """The store may refuse the flushed blocks: then the other workers go on until it takes them.
+        """The store may refuse the flushed blocks: then the other workers are stepped until it accepts them.
 
-        All are asked again after that, so that in the end no node has moved since the cut.
+        All nodes are asked again after that, so that no node has changed since its cut.
         """
         while waiting := self.host.cut():
             others = [i for i, (node, _) in enumerate(self.host.workers) if node.name not in waiting]
@@ -95,7 +95,7 @@ class InlineNodes:
     def snapshot(self) -> InlineNodes:
         return self
 
-    def memory(self) -> tuple[list[int], list[int]]:
+    def resources(self) -> tuple[list[int], list[int]]:
         return [], []
 
     def stores(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Proxies: what stands for a node in another process. They follow from the node's ports (`veldt.ports`)."""
+"""Proxies: each stands for a node in another process. Its methods follow from the node's ports (`veldt.ports`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from veldt.ports import CALL, LATEST, RESULT, STREAM, Port
 from veldt.records.tree import Tree
 from veldt.shared import Cell
 
-PORT, REPLY = "port", "reply"  # columns: of a message the port's index and of a call its number; of a reply that number
+PORT, REPLY = "port", "reply"  # columns: index of the port, and for a call its number; a reply has that number
 
 
 class Outbox(Protocol):
     def put(self, tree: Tree) -> bool: ...  # False: full
 
     @property
-    def written(self) -> int: ...  # messages ever put, over all lives
+    def written(self) -> int: ...  # messages ever put, over all incarnations
 
 
 class Inbox(Protocol):
@@ -42,17 +42,17 @@ class Proxy:
     def __init__(self, ports: Mapping[str, Port], ends: CallerEnds, constants: Mapping[str, Any] | None = None) -> None:
         vars(self).update(constants or {})
         index = {name: i for i, name in enumerate(ports)}
-        self._kept: list[_Kept] = []
+        self._outboxes: list[_Buffered] = []
         self.calls = 0  # ever made
         if ends.stream is not None:
-            stream = _Kept(ends.stream)
-            self._kept.append(stream)
+            stream = _Buffered(ends.stream)
+            self._outboxes.append(stream)
             for port in ports.values():
                 if port.kind == STREAM and not port.with_calls:
                     setattr(self, port.name, _Stream(port, index[port.name], stream))
         if ends.calls is not None and ends.replies is not None:
-            calls = _Calls(self, _Kept(ends.calls), ends.replies)
-            self._kept.append(calls.out)
+            calls = _Calls(self, _Buffered(ends.calls), ends.replies)
+            self._outboxes.append(calls.out)
             for port in ports.values():
                 if port.kind == CALL:
                     called = _Call(port, index[port.name], calls)
@@ -66,13 +66,13 @@ class Proxy:
                 setattr(self, port.name, _Latest(port, ends.cells[port.name]))
 
     def drain(self) -> None:
-        """Sends what had to wait for room."""
-        for kept in self._kept:
-            if kept.messages:
-                kept.drain()
+        """Sends messages that had to wait for room."""
+        for outbox in self._outboxes:
+            if outbox.messages:
+                outbox.drain()
 
 
-class _Kept:
+class _Buffered:
     """An outbox, and the messages that had to wait for room in it."""
 
     def __init__(self, out: Outbox) -> None:
@@ -83,7 +83,7 @@ class _Kept:
         return (not self.messages or self.drain()) and self._out.put(message)
 
     def ask(self, message: Tree) -> int | None:
-        """Puts a message that carries its own number; None: full."""
+        """Puts a message with its own number in it; None: full."""
         if self.messages and not self.drain():
             return None
         number = message[PORT][1] = self._out.written
@@ -105,7 +105,7 @@ class _Kept:
 
 
 class _Stream:
-    def __init__(self, port: Port, index: int, out: _Kept) -> None:
+    def __init__(self, port: Port, index: int, out: _Buffered) -> None:
         self._port, self._out = port, out
         self._header = np.array([index], np.int64)
 
@@ -119,11 +119,11 @@ class _Stream:
 
 
 class _Calls:
-    """The calls of one caller to one node. A reply carries the number of its request: one to an earlier life is dropped."""
+    """The calls of one caller to one node. A reply has the number of its call; replies to an earlier life are dropped."""
 
-    def __init__(self, proxy: Proxy, out: _Kept, replies: Inbox) -> None:
+    def __init__(self, proxy: Proxy, out: _Buffered, replies: Inbox) -> None:
         self._proxy, self.out, self._replies = proxy, out, replies
-        self._open: dict[int, Port] = {}  # number -> its port
+        self._open: dict[int, Port] = {}  # number of a call -> its port
         self._answers: dict[int, Any] = {}
         self.waiting: dict[tuple[Any, ...], dict[int, int]] = {}  # key -> port -> number
 

@@ -1,4 +1,4 @@
-"""Services: what calls a node for the callers in other processes. They follow from the node's ports (`veldt.ports`)."""
+"""Services: call a node for callers in other processes. They follow from the node's ports (`veldt.ports`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from veldt.records.tree import Tree
 from veldt.runtime.proxies import PORT, REPLY, Outbox
 from veldt.shared import Cell
 
-UNUSED_S = 0.005  # between two looks for a first call
+UNUSED_S = 0.005  # between two polls for a first call
 
 
 class Requests(Protocol):
     """The receiving end of a ring."""
 
-    slots: int  # messages that there is room for; known once one has arrived
+    slots: int  # capacity in messages; known once a message has arrived
 
     def peek(self, ahead: int = 0) -> Tree | None: ...  # the message this many behind the oldest
     def pop(self) -> None: ...
@@ -30,18 +30,18 @@ class Requests(Protocol):
     def waiting(self) -> int: ...
 
     @property
-    def popped(self) -> int: ...  # messages, over all lives
+    def popped(self) -> int: ...  # messages, over all incarnations
 
 
 class Replies(Outbox, Protocol):
-    def ring(self) -> None: ...  # wakes the reader for all that was put since
-    def recent(self) -> list[Tree]: ...  # views of the newest messages, read or not, of whichever life
+    def ring(self) -> None: ...  # wakes the reader, once for all messages put since the last ring
+    def recent(self) -> list[Tree]: ...  # views of the newest messages, read or not, of any incarnation
 
 
 class StreamService:
-    """Calls the node with the messages that arrive, those of each sender in order, for as long as it takes them.
+    """Calls the node with the messages that arrive, in order for each sender, until the node refuses one.
 
-    Senders take turns, a message each. After a refusal the same sender is first next time, so that all get a share.
+    Senders take turns, one message each. After a refusal the same sender is first next time, so that all get their share.
     """
 
     METRICS: ClassVar = STREAM
@@ -50,16 +50,16 @@ class StreamService:
         self._node, self._inboxes = node, inboxes
         self._ports = [(port, getattr(node, port.name, None)) for port in ports.values()]
         self.messages = self.bytes = 0  # ever
-        self._looks = self._refused = 0  # times that messages were waiting, and that the node refused one
-        self._fill = 0.0  # sum over looks of how full the fullest ring was
+        self._polls = self._refused = 0  # polls that found messages; messages that the node refused
+        self._fill = 0.0  # sum over polls of the fill of the fullest ring
         self._turn = 0  # whose message is next
 
     def step(self) -> bool:
-        waiting = [inbox.waiting for inbox in self._inboxes]  # not what arrives meanwhile: others share this process
+        waiting = [inbox.waiting for inbox in self._inboxes]  # later ones wait: other nodes share this process
         left = sum(waiting)
         if not left:
             return False
-        self._looks += 1
+        self._polls += 1
         self._fill += max(n / self._inboxes[i].slots for i, n in enumerate(waiting) if n)
         worked = False
         while left:
@@ -88,10 +88,10 @@ class StreamService:
         return True
 
     def metrics(self) -> dict[str, float]:
-        looks, refused, fill = self._looks, self._refused, self._fill
-        self._looks, self._refused, self._fill = 0, 0, 0.0
+        polls, refused, fill = self._polls, self._refused, self._fill
+        self._polls, self._refused, self._fill = 0, 0, 0.0
         totals = {"stream_blocks": float(self.messages), "stream_bytes": float(self.bytes)}
-        return totals | {"queue_fill": fill / max(1, looks), "refusing": refused / max(1, looks)}
+        return totals | {"queue_fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
 
 
 class ServiceEnds(NamedTuple):
@@ -102,7 +102,7 @@ class ServiceEnds(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One that the node has taken and that stays in its ring until it is answered."""
+    """A call that the node has accepted; its message stays in its ring until it is answered."""
 
     port: int
     key: tuple[Any, ...]
@@ -112,33 +112,33 @@ class Request(NamedTuple):
 
 
 class CallService:
-    """Answers the calls of all callers, many at once where the node waits for them.
+    """Answers the calls of all callers; a node may collect calls and answer them as a batch.
 
-    A request stays in its ring until it is answered, so none is lost. The ring of replies remembers which were answered, so
-    none is answered twice. Replies are sent first; then the node does the work that callers need not wait for (`after`).
+    A request stays in its ring until it is answered, so none is lost. The replies in their ring show which requests were
+    answered, so none is answered twice. Replies are sent before the node does work that no caller waits for (`after`).
     """
 
     def __init__(self, node: Any, ports: Mapping[str, Port], callers: Sequence[ServiceEnds]) -> None:
         self._node, self._callers = node, callers
         self.used = False  # a call has arrived
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._ports: list[tuple[Port, Any]] = [(port, getattr(node, port.name, None)) for port in ports.values()]
         self._names = {name: i for i, name in enumerate(ports)}
         self._recv = [getattr(node, port.reply) if port.reply else None for port in ports.values()]
         self._after = [getattr(node, port.after) for port in ports.values() if port.after]
         self._dues = [port.due for port in ports.values() if port.due]
-        self._taken = [0] * len(callers)  # of the requests that wait in each ring, how many were looked at
-        self._done: list[set[int]] = [set() for _ in callers]  # numbers that can be popped, and wait for older ones
+        self._taken = [0] * len(callers)  # requests at the front of each ring that were handled
+        self._done: list[set[int]] = [set() for _ in callers]  # numbers of requests to pop once all older ones are done
         self._open: dict[tuple[int, int, tuple[Any, ...]], Request] = {}  # (channel, port, key)
         self._unsent: list[tuple[Request, Tree]] = []  # replies that wait for room
-        # What an earlier life has answered, and perhaps not popped.
+        # Requests that an earlier incarnation has answered and perhaps not popped.
         self._answered = [{int(reply[REPLY][0]) for reply in ends.replies.recent()} for ends in callers]
 
     def step(self) -> bool:
-        if not self.used:  # to look at rings that nobody has opened costs a system call each
+        if not self.used:  # polling a ring that its writer has not opened is a system call
             now = time.monotonic()
-            if now < self._look_at or not any(ends.calls.waiting for ends in self._callers):
-                self._look_at = self._look_at if now < self._look_at else now + UNUSED_S
+            if now < self._poll_at or not any(ends.calls.waiting for ends in self._callers):
+                self._poll_at = self._poll_at if now < self._poll_at else now + UNUSED_S
                 return False
             self.used = True
         worked = False
@@ -155,13 +155,13 @@ class CallService:
 
     @property
     def rest(self) -> float:
-        """Seconds in which nothing will happen unless a request arrives."""
+        """Seconds until the next step is needed if no request arrives."""
         if not self._open or not self._dues:
             return math.inf
         return min(float(getattr(self._node, name)) for name in self._dues) - time.monotonic()
 
     def _take(self, channel: int, message: Tree) -> bool:
-        """Hands one request to the node. False: not now."""
+        """Passes one request to the node. False: not now."""
         index, number = message[PORT].tolist()
         if number in self._answered[channel]:
             self._done[channel].add(number)
@@ -215,7 +215,7 @@ class CallService:
         return len(self._unsent) < len(waiting)
 
     def _pop(self, channel: int, done: set[int]) -> None:
-        """Takes off a ring what is done, up to the oldest that is not."""
+        """Pops requests that are done, up to the oldest that is not."""
         calls = self._callers[channel].calls
         while done and (message := calls.peek()) is not None and (number := int(message[PORT][1])) in done:
             calls.pop()
@@ -224,7 +224,7 @@ class CallService:
 
 
 class LatestService:
-    """Writes a node's newest values to their cells."""
+    """Publishes a node's newest values in their cells."""
 
     def __init__(self, node: Any, ports: Mapping[str, Port], cells: Mapping[str, Cell]) -> None:
         self._values = [

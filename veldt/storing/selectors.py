@@ -150,7 +150,7 @@ def check_priorities(priorities: Array) -> Array:
     return priorities
 
 
-@numba.njit("b1(f8[::1])", cache=True)
+@numba.njit(["b1(f8[::1])", "b1(Array(f8, 1, 'C', readonly=True))"], cache=True)  # priorities from a ring are read-only
 def _well(x: Array) -> bool:
     well = True
     for i in range(len(x)):

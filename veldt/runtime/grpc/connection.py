@@ -1,11 +1,11 @@
-"""gRPC between a run and actors that share no memory with it: what both ends of a stream have in common.
+"""What both ends of a gRPC stream between a run and an actor have in common.
 
-    link.py   the actor's end, which comes back by itself when the stream broke
-    gate.py   a process of the run that takes every actor's frames, checks them, and brings them into shared memory
+    link.py   the actor's end, which reconnects when the stream breaks
+    gate.py   a process of the run that receives the frames of all actors, checks them, and copies them to shared memory
 
     actor -- Link == stream == Gate -- ring -- store, policy
 
-Both ends have an event loop of their own that runs only while they are stepped; neither starts a thread.
+Each end has its own event loop, which runs only while that end is stepped. Neither starts a thread.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # who fails to get in does not fill the terminal
-# gRPC's newer way to poll hands each message through two more threads: 238 us for a bare call instead of 157. (One that
-# does not know these names any more would say so on the terminal.)
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # failed connections are not logged on the terminal
+# gRPC's newer polling (event engine) passes each message through two more threads: 238 us for a bare call instead of 157.
+# A gRPC that no longer knows these names would print a warning.
 if tuple(map(int, version("grpcio").split(".")[:2])) < (1, 90):
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
-import grpc as grpc  # both ends take it from here, after it was told
+import grpc as grpc  # both ends import it from here, after these variables are set
 
 from veldt.errors import UserError
 
 SERVICE, METHOD = "veldt", "actor"
-BEAT_S = 0.5  # who has said nothing for so long says that it is there
-SILENT_S = 3.0  # who was not heard for so long is gone
-GREET_S = 5.0  # for HELLO and WELCOME
-LOOK_S = 0.05  # at all rings, though no bell rang
-ACK_S = 0.02  # an acknowledgement waits so long for a message that it can go with
-TOKEN_BYTES = 16  # at least
-UNIX_BYTES = 107  # of a socket's path
+HEARTBEAT_S = 0.5  # without sending a frame, after which a heartbeat is sent
+SILENCE_S = 3.0  # without a frame, after which the other end counts as gone
+HANDSHAKE_S = 5.0  # for HELLO and WELCOME
+POLL_S = 0.05  # between two looks at all rings when no bell has rung
+ACK_S = 0.02  # that an acknowledgement waits for a message to travel with
+MIN_TOKEN_BYTES = 16
+MAX_UNIX_PATH = 107  # bytes of a socket's path
 
 
 class LinkLost(RuntimeError):
-    """The run cannot be reached any more, or does not want this actor."""
+    """The run cannot be reached any more, or has closed the stream."""
 
 
 def is_unix(address: str) -> bool:
@@ -52,7 +52,7 @@ def is_loopback(address: str) -> bool:
 
 
 def read_token(path: str | Path) -> str:
-    """A token from a file that nobody else can read."""
+    """A token from a file that only its owner can read."""
     path = Path(path)
     try:
         mode, text = path.stat().st_mode, path.read_text().strip()
@@ -64,9 +64,9 @@ def read_token(path: str | Path) -> str:
 
 
 def check_token(token: str) -> str:
-    if len(token) < TOKEN_BYTES or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < MIN_TOKEN_BYTES or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(
-            f"A token is at least {TOKEN_BYTES} letters and digits; make one with: "
+            f"A token has at least {MIN_TOKEN_BYTES} letters and digits; make one with: "
             "python -c 'import secrets; print(secrets.token_hex(16))'"
         )
     return token
@@ -75,21 +75,21 @@ def check_token(token: str) -> str:
 def check_address(address: str) -> None:
     if is_unix(address):
         path = address.removeprefix("unix:")
-        if not path.startswith("/") or len(path.encode()) > UNIX_BYTES:
-            raise UserError(f"The path of a socket is absolute and at most {UNIX_BYTES} bytes long: {path!r} is not.")
+        if not path.startswith("/") or len(path.encode()) > MAX_UNIX_PATH:
+            raise UserError(f"The path of a socket must be absolute and at most {MAX_UNIX_PATH} bytes long, not {path!r}.")
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise UserError(f"{address!r} is no address: give unix:/path, HOST:PORT or [HOST]:PORT.")
+        raise UserError(f"{address!r} is not an address: give unix:/path, HOST:PORT or [HOST]:PORT.")
 
 
-# What both ends tell gRPC.
+# gRPC options of both ends.
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.bdp_probe", 0),  # what may be on its way is fixed, and no pings measure how much it could be
+    ("grpc.http2.bdp_probe", 0),  # windows are fixed: no pings that measure the bandwidth
     ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.max_metadata_size", 4096),
     ("grpc.absolute_max_metadata_size", 8192),

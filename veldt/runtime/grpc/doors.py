@@ -1,4 +1,4 @@
-"""Doors: where a run listens, and what it asks of those who come in."""
+"""Doors: the addresses where a run listens, and the credentials that each needs."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Door:
 
 
 def make_folder(path: Path) -> None:
-    """The folder of a socket, which is nobody else's."""
+    """Makes the folder of a socket, which only this user may enter."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UserError(f"The folder of a socket must be yours alone: chmod 700 {path}, or name one that is not there.")
+        raise UserError(f"The folder of a socket must be accessible to you alone: chmod 700 {path}, or choose a new one.")
 
 
 def remove_socket(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UserError(f"{path} is there and is no socket; name another.")
+            raise UserError(f"{path} exists and is not a socket; choose another path.")
         path.unlink()

@@ -1,8 +1,7 @@
-"""Seats: the places that a run has for actors that share no memory with it, and the gate that a plan describes."""
+"""Seats: places for actors that share no memory with the run. A seat connects an actor to the rings, cells and counts."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from veldt.runtime.local.board import Board, SharedRows
 from veldt.runtime.local.plan import Channel, Plan, call_rings
 from veldt.runtime.shm.format import Format
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import Memory
+from veldt.runtime.shm.memory import SharedMemory
 from veldt.runtime.shm.ring import Reader, Writer
 
 RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed
@@ -23,39 +22,39 @@ INCARNATION, BASE = 2, 3
 
 @dataclass
 class Port:
-    """One channel of a seat: the ring there, and of a call the ring back, each with the formats of its messages."""
+    """One channel of a seat: the ring to the node and, for calls, the ring of its replies, each with its formats."""
 
     name: str
-    there: Writer
+    writer: Writer
     formats: Sequence[Format]
-    back: Reader | None = None
+    reader: Reader | None = None
     answers: Sequence[Format] = ()
-    window: int = 8  # messages that may be on their way
-    finite: bool = True  # floats are checked
+    window: int = 8  # messages that may be unacknowledged
+    finite: bool = True  # floats must be finite
 
 
 @dataclass
 class Seat:
-    """A place for an actor, with all that the run keeps for it. What is shared outlives the gate."""
+    """A place for an actor. Everything in shared memory outlives the gate."""
 
     name: str
     ports: Sequence[Port]
     cells: dict[str, Latest]
     record: memoryview  # RECORD words, zero at first
     counts: Array  # [rows, WIDTH], of all processes
-    row: memoryview  # of these, the actor's own
-    assignment: Callable[[int], dict[str, Any]]  # what the actor is to build, given its incarnation
-    owned: bool = True  # by a process of the run, whose newest life takes it from any earlier one
+    row: memoryview  # the actor's own row of these
+    assignment: dict[str, Any]  # what the actor has to build
+    owned: bool = True  # by a process of the run, whose newest incarnation replaces any earlier one
 
     @property
     def session(self) -> str:
-        """'': nobody's."""
+        """Id of the session that has the seat; empty: none."""
         low, high = self.record[0] % (1 << 64), self.record[1] % (1 << 64)
         return f"{high:016x}{low:016x}" if low or high else ""
 
     def claim(self, session: str) -> None:
-        """For a new session. A gate that is killed in here leaves it to nobody."""
-        self.leave()
+        """Gives the seat to a new session. A gate that is killed in here leaves the seat free."""
+        self.release()
         for i in range(len(NAMES)):
             self.record[BASE + i] = self.row[i]
         self.record[INCARNATION] += 1
@@ -63,14 +62,16 @@ class Seat:
         self.record[1] = wire.signed(number >> 64)
         self.record[0] = wire.signed(number % (1 << 64))
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.record[0] = self.record[1] = 0
 
-    def count(self, told: list[int]) -> None:
-        for i, n in enumerate(told):
+    def set_counts(self, counts: list[int]) -> None:
+        """Counts of this session, as the actor reports them."""
+        for i, n in enumerate(counts):
             self.row[i] = self.record[BASE + i] + n
 
     def counted(self) -> list[int]:
+        """Counts of this session that are included in `totals`."""
         return [self.row[i] - self.record[BASE + i] for i in range(len(NAMES))]
 
     def totals(self) -> list[int]:
@@ -88,28 +89,24 @@ def make_seats(
 ) -> list[Seat]:
     """The seats of a plan, over the rings and cells of this host."""
     assert plan.gate is not None
-    gate, seats, records = plan.gate, [], Memory(descriptors["gate seats"])
+    gate, seats, records = plan.gate, [], SharedMemory(descriptors["gate seats"])
     for i, name in enumerate(gate.seats):
         ports: list[Port] = []
         for channel in plan.channels:
             if channel.process != name:
                 continue
             formats = [[Format.of(tree) for tree in trees] for trees in gate.messages[channel.node]]
-            stream, there, back = formats
+            stream, requests, replies = formats
             if stream:
                 writer = stream_writer(channel)
-                ports.append(Port(f"{channel.node} stream", writer, stream, window=writer.most, finite=False))
-            if there:
+                ports.append(Port(f"{channel.node} stream", writer, stream, window=writer.max_slots, finite=False))
+            if requests:
                 writer = call_writer(channel)
-                replies = Reader(descriptors[call_rings(channel)[1]])
-                ports.append(Port(f"{channel.node} calls", writer, there, replies, back, writer.most))
+                reader = Reader(descriptors[call_rings(channel)[1]])
+                ports.append(Port(f"{channel.node} calls", writer, requests, reader, replies, writer.max_slots))
         rows = SharedRows(descriptors[gate.rows[name]], board, plan.row(name))
         cells = {cell: Latest(descriptors[cell]) for cell in gate.cells[name]}
         record = records.words(8 * RECORD * i, RECORD)
-        assigned = functools.partial(_assigned, gate.assignments.get(name, {}))
-        seats.append(Seat(name, ports, cells, record, rows.table, rows.row, assigned, owned=name in plan.processes))
+        assignment = gate.assignments.get(name, {})
+        seats.append(Seat(name, ports, cells, record, rows.table, rows.row, assignment, owned=name in plan.processes))
     return seats
-
-
-def _assigned(assignment: dict[str, Any], incarnation: int) -> dict[str, Any]:
-    return assignment

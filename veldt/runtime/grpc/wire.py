@@ -1,9 +1,9 @@
-"""Frames: what an actor that shares no memory with the run and the run's gate say to each other.
+"""Frames: the messages between the run's gate and an actor that shares no memory with the run.
 
-A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they lie in shared
-memory (`shm.Format`), so that a gate copies them in one piece; formats travel once, from the run to the actor, and no frame
-describes itself. What is wrong with a frame is found before anything of it is kept: its length, its kind, its checksum,
-booleans that are neither 0 nor 1, floats that are not finite. Nothing here is ever unpickled.
+A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they are in shared
+memory (`shm.Format`), so that a gate copies them in one piece; formats are sent once, from the run to the actor, and frames
+refer to them by number. A frame is checked before anything of it is kept: its length, kind and checksum, and that booleans
+are 0 or 1 and floats finite. Nothing here is ever unpickled.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from veldt.records.tree import Array, Tree
 from veldt.runtime.shm.format import ALIGN, Bytes, Format
 
 PROTOCOL = 2
-HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: all that the checksum covers but the payload
-HEADER = struct.Struct("<IBBBBQQ")  # the checksum first
-HELLO, WELCOME, DATA, ACK, BEAT, WANT, VALUE, TOLD, BYE, END = KINDS = range(1, 11)
+HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: covered by the checksum, as is the payload
+HEADER = struct.Struct("<IBBBBQQ")  # the same after the checksum
+HELLO, WELCOME, DATA, ACK, HEARTBEAT, WANT, VALUE, REPORT, LEAVE, END = KINDS = range(1, 11)
 LZ4 = 1  # flag: the payload is compressed
-STATUS = struct.Struct(f"<B{2 * len(NAMES)}q")  # flags; counts of the run; those among them that are this session's
+STATUS = struct.Struct(f"<B{2 * len(NAMES)}q")  # flags; counts of the run; how much of them this session has counted
 STOPPING, HOLD, QUIT = 1, 2, 4
-PART = struct.Struct("<QQ")  # offset of this part of a value, and bytes of the whole
+PART = struct.Struct("<QQ")  # offset of this part in the value, and bytes of the whole value
 PART_BYTES = 1 << 20
-JSON_BYTES = 1 << 17  # what an actor may tell at once
-MOST_METRICS = 256
-SMALL = 512  # bytes; less than that is not worth compressing
-MOST_BYTES = 1 << 30  # of a message
+JSON_BYTES = 1 << 17  # at most, in one frame of an actor
+MAX_METRICS = 256
+SMALL = 512  # bytes; smaller messages are not compressed
+MAX_BYTES = 1 << 30  # of a message
 _U64 = (1 << 64) - 1
 
 
 class Refused(ValueError):
-    """A frame that is not what it should be; the reason in a few words."""
+    """An invalid frame; the message says why."""
 
 
 class Frame(NamedTuple):
@@ -69,30 +69,30 @@ def parse(data: bytes) -> Frame:
     view = memoryview(data)
     crc, kind, channel, format_, flags, number, ack = HEADER.unpack_from(data)
     if kind not in KINDS or flags & ~LZ4:
-        raise Refused("a frame is of no known kind")
+        raise Refused("a frame has an unknown kind")
     if zlib.crc32(view[4:]) != crc:
         raise Refused("a frame does not match its checksum")
     return Frame(kind, channel, format_, flags, number, ack, view[HEADER.size :])
 
 
 def signed(number: int) -> int:
-    """A version as it was before it went into a header."""
+    """A signed version from the unsigned number in a header."""
     return number - (1 << 64) if number >> 63 else number
 
 
 class Columns:
-    """How the arrays of one format lie in a payload."""
+    """The offsets and checks of the arrays of one format in a payload."""
 
     def __init__(self, format_: Format, finite: bool = True) -> None:
         self.format = format_
-        self._fill: list[tuple[str, bytes]] = []  # what follows each array
+        self._fill: list[tuple[str, bytes]] = []  # name, padding after the array
         self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
-        self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin and end of neighbours: one look for all
+        self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin, end: adjacent arrays are checked at once
         ends = [*format_.offsets[1:], format_.nbytes]
         for (name, code, shape), begin, after in zip(format_.columns, format_.offsets, ends, strict=False):
             dtype = np.dtype(code)
             known = dtype.kind in "biuf" and dtype.itemsize <= ALIGN and dtype.newbyteorder("<") == dtype
-            if not known or min(shape, default=0) < 0 or after > MOST_BYTES:
+            if not known or min(shape, default=0) < 0 or after > MAX_BYTES:
                 raise Refused(f"{name!r} cannot be sent as {code} {shape}")
             end = begin + dtype.itemsize * math.prod(shape)
             self._fill.append((name, bytes(after - end)))
@@ -115,12 +115,12 @@ class Columns:
         if len(payload) != self.format.nbytes:
             raise Refused(f"a message of {self.format.nbytes} bytes came with {len(payload)}")
         for dtype, begin, end in self._checks:
-            if not _is_sound(payload, dtype, begin, end):
+            if not _is_valid(payload, dtype, begin, end):
                 self._refuse(self.views(payload), dtype.kind)
-                raise Refused("there is something between the arrays of a message")
+                raise Refused("the padding between the arrays of a message is invalid")
 
     def views(self, payload: Bytes) -> Tree:
-        """Of the payload, read-only."""
+        """The arrays, as read-only views of the payload."""
         return {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at in self._parts}
 
     def _refuse(self, tree: Tree, kind: str) -> None:
@@ -128,10 +128,10 @@ class Columns:
             if kind == x.dtype.kind == "b" and (x.view(np.uint8) > 1).any():
                 raise Refused(f"{name!r} has booleans that are neither 0 nor 1")
             if kind == x.dtype.kind == "f" and not np.isfinite(x).all():
-                raise Refused(f"{name!r} has numbers that are not finite")
+                raise Refused(f"{name!r} has values that are not finite")
 
 
-def _is_sound(payload: Bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
+def _is_valid(payload: Bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
     """Whether all booleans are 0 or 1, or all floats finite."""
     if dtype.kind == "b":
         return not bytes(payload[begin:end]).translate(None, b"\0\1")
@@ -145,11 +145,11 @@ class Formats:
     def __init__(self, formats: Sequence[Format], finite: bool = True) -> None:
         assert len(formats) < 256, len(formats)
         self._columns = [Columns(format_, finite) for format_ in formats]
-        self._known: dict[Any, int] = {}  # what a tree looks like -> its format
+        self._known: dict[Any, int] = {}  # columns of a tree -> number of its format
         self.largest = max((c.format.nbytes for c in self._columns), default=0)
 
     def pack(self, tree: Tree, compress: bool = False) -> tuple[int, int, list[Any]]:
-        """(format, flags, payload in parts)"""
+        """(number of the format, flags, payload in parts)"""
         key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
         number = self._known.get(key)
         if number is None:
@@ -162,23 +162,23 @@ class Formats:
                 return number, LZ4, [small]
         return number, 0, parts
 
-    def check(self, came: Frame) -> tuple[Format, Bytes]:
-        """The format of a message and its bytes, which are sound."""
-        if came.format >= len(self._columns):
-            raise Refused("a message has no known format")
-        columns = self._columns[came.format]
-        payload: Bytes = came.payload
-        if came.flags & LZ4:
-            payload = _decompress(came.payload, columns.format.nbytes)
+    def check(self, received: Frame) -> tuple[Format, Bytes]:
+        """The format of a message, and its bytes after all checks."""
+        if received.format >= len(self._columns):
+            raise Refused("a message has an unknown format")
+        columns = self._columns[received.format]
+        payload: Bytes = received.payload
+        if received.flags & LZ4:
+            payload = _decompress(received.payload, columns.format.nbytes)
         columns.check(payload)
         return columns.format, payload
 
-    def unpack(self, came: Frame) -> Tree:
-        _, payload = self.check(came)
-        return self._columns[came.format].views(payload)
+    def unpack(self, received: Frame) -> Tree:
+        _, payload = self.check(received)
+        return self._columns[received.format].views(payload)
 
     def number(self, format_: Format) -> int:
-        """Which of these formats it is."""
+        """The number of a format."""
         found = self._known.get(format_)
         if found is None:
             found = [c.format.columns for c in self._columns].index(format_.columns)
@@ -186,18 +186,18 @@ class Formats:
         return found
 
     def _find(self, tree: Tree) -> int:
-        """The format of a tree, whose columns may stand in any order."""
+        """The format of a tree, whose columns may be in any order."""
         found = {name: (x.dtype.str, x.shape) for name, x in tree.items()}
         wanted = [{name: (dtype, shape) for name, dtype, shape in c.format.columns} for c in self._columns]
         if found in wanted:
             return wanted.index(found)
         if not wanted:
-            raise UserError("The run takes no messages here; the actor and the run do not fit together.")
+            raise UserError("The run accepts no messages here; the actor and the run do not match.")
         closest = max(wanted, key=lambda columns: len(columns.items() & found.items()))
         name = min(name for name, _ in closest.items() ^ found.items())
         run, actor = (f"{x[name][0]} {x[name][1]}" if name in x else "nothing" for x in (closest, found))
         raise UserError(
-            f"Column {name!r}: the run wants {run}, and this actor has {actor}; start the actor with the environment and "
+            f"Column {name!r}: the run expects {run}, and this actor has {actor}; start the actor with the environment and "
             "the configuration of the run."
         )
 
@@ -206,34 +206,34 @@ def describe(formats: Sequence[Format]) -> list[Any]:
     return [[[name, dtype, list(shape)] for name, dtype, shape in format_.columns] for format_ in formats]
 
 
-def described(told: Any) -> list[Format]:
-    """What `describe` told."""
+def parse_formats(described: Any) -> list[Format]:
+    """The formats that `describe` described."""
     try:
-        return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in told]
+        return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in described]
     except (TypeError, ValueError, OverflowError):
-        raise Refused("formats that are none") from None
+        raise Refused("invalid formats") from None
 
 
-VALUE_HEAD = struct.Struct("<Q")  # bytes of the format that comes before the arrays of a value; a multiple of 8 with them
+VALUE_HEAD = struct.Struct("<Q")  # bytes of the format, which precedes the arrays and is padded to a multiple of 8
 
 
 def pack_value(format_: Format, data: Array) -> bytes:
-    """A value of a cell, with its format."""
+    """A cell's value, preceded by its format."""
     described = format_.dump()
     described += b" " * (-len(described) % ALIGN)
     return VALUE_HEAD.pack(len(described)) + described + data.tobytes()
 
 
 def unpack_value(data: bytes | bytearray) -> Tree:
-    """What `pack_value` packed, as views of it."""
+    """The arrays that `pack_value` packed, as views."""
     try:
         (length,) = VALUE_HEAD.unpack_from(data)
-        (format_,) = described([json.loads(bytes(data[VALUE_HEAD.size : VALUE_HEAD.size + length]))])
+        (format_,) = parse_formats([json.loads(bytes(data[VALUE_HEAD.size : VALUE_HEAD.size + length]))])
     except (struct.error, ValueError, RecursionError):
         raise Refused("a value without a format") from None
     payload = memoryview(data)[VALUE_HEAD.size + length :]
     if len(payload) != format_.nbytes:
-        raise Refused("a value that does not fit its format")
+        raise Refused("a value does not match its format")
     return Columns(format_).views(payload)
 
 
@@ -241,35 +241,35 @@ def dump_json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode()
 
 
-def load_json(payload: memoryview, most: int = JSON_BYTES) -> dict[str, Any]:
-    if len(payload) > most:
-        raise Refused(f"{len(payload)} bytes of JSON, where {most} are enough")
+def load_json(payload: memoryview, limit: int = JSON_BYTES) -> dict[str, Any]:
+    if len(payload) > limit:
+        raise Refused(f"{len(payload)} bytes of JSON, more than {limit}")
     try:
         value = json.loads(bytes(payload))
     except (ValueError, RecursionError):
-        raise Refused("JSON that is none") from None
+        raise Refused("invalid JSON") from None
     if not isinstance(value, dict):
-        raise Refused("JSON that is no object")
+        raise Refused("JSON that is not an object")
     return value
 
 
-def told_counts(told: dict[str, Any]) -> list[int]:
-    """The counts of a TOLD, in the order of `NAMES`."""
-    counts = told.get("counts")
+def report_counts(report: dict[str, Any]) -> list[int]:
+    """The counts of a REPORT, in the order of `NAMES`."""
+    counts = report.get("counts")
     if not isinstance(counts, list) or len(counts) != len(NAMES):
-        raise Refused("counts that are none")
+        raise Refused("invalid counts")
     if any(type(n) is not int or abs(n) > 1 << 53 for n in counts):
-        raise Refused("counts that are no numbers")
+        raise Refused("counts that are not integers")
     return counts
 
 
-def told_metrics(told: dict[str, Any]) -> dict[str, float]:
-    metrics = told.get("metrics", {})
-    if not isinstance(metrics, dict) or len(metrics) > MOST_METRICS:
-        raise Refused("metrics that are none")
+def report_metrics(report: dict[str, Any]) -> dict[str, float]:
+    metrics = report.get("metrics", {})
+    if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
+        raise Refused("invalid metrics")
     for name, x in metrics.items():
         if len(name) > 128 or type(x) not in (int, float) or not -1e300 < x < 1e300:
-            raise Refused("metrics that are no numbers")
+            raise Refused("metrics that are not numbers")
     return {name: float(x) for name, x in metrics.items()}
 
 
@@ -285,7 +285,7 @@ def _decompress(payload: memoryview, nbytes: int) -> bytes:
     try:
         block = _lz4()
     except UserError:
-        raise Refused("a message is compressed, and lz4 is not installed here") from None
+        raise Refused("a message is compressed, but lz4 is not installed here") from None
     try:
         raw: bytes = block.decompress(payload, uncompressed_size=nbytes)
     except (block.LZ4BlockError, ValueError, MemoryError):
@@ -294,5 +294,5 @@ def _decompress(payload: memoryview, nbytes: int) -> bytes:
 
 
 def check_compression() -> None:
-    """Raises a UserError where nothing can be compressed."""
+    """Raises a UserError if lz4 is not installed."""
     _lz4()

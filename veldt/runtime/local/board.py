@@ -1,4 +1,4 @@
-"""The board: one row of shared memory for each process, where it is seen alive and woken; and rows of counts."""
+"""The board: one row of shared memory for each process, with its heartbeat and its bell; and rows of counts."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 import numpy as np
 
 from veldt.runtime.shm.bell import Bell
-from veldt.runtime.shm.memory import Memory
+from veldt.runtime.shm.memory import SharedMemory
 from veldt.shared import WIDTH
 
 ROW = 256  # bytes
 # Words of a row. The first two are the bell's.
 SINCE, DOING, ORDERS = 2, 3, 4
-WAITING, BUILDING, SERVING = -1, -2, -3  # what a process is doing, where it is not the step of its n-th node
+WAITING, BUILDING, SERVING = -1, -2, -3  # values of DOING; n >= 0: in a step of the n-th worker
 # Words of the supervisor's row, which is the first.
 STOPPING, HOLD, QUIT = 29, 30, 31
 
 
 class Board:
     def __init__(self, fd: int, rows: int = 0) -> None:
-        self.memory = Memory(fd, rows * ROW)
+        self.memory = SharedMemory(fd, rows * ROW)
         self.rows = self.memory.nbytes // ROW
         self._words = [self.memory.words(i * ROW, ROW // 8) for i in range(self.rows)]
 
@@ -33,7 +33,7 @@ class Board:
 
     @property
     def stopping(self) -> bool:
-        """The run is about to end: nothing long is begun or gone on with."""
+        """The run is about to end: no process should start or continue anything long."""
         return bool(self._words[0][STOPPING])
 
     @stopping.setter
@@ -42,7 +42,7 @@ class Board:
 
     @property
     def quit(self) -> bool:
-        """Every process ends, after the step it is in."""
+        """Every process exits after its current step."""
         return bool(self._words[0][QUIT])
 
     @quit.setter
@@ -51,7 +51,7 @@ class Board:
 
     @property
     def hold(self) -> bool:
-        """Workers stand still; services go on."""
+        """Workers are not stepped; services are."""
         return bool(self._words[0][HOLD])
 
     @hold.setter
@@ -60,13 +60,13 @@ class Board:
 
 
 class SharedRows:
-    """Counts of many processes (`shared.Rows`): each adds to a row of its own, and a count is the sum of all rows."""
+    """Counts of many processes (`shared.Rows`): each adds to its own row, and a count is the sum over rows."""
 
     def __init__(self, fd: int, board: Board, row: int) -> None:
-        memory = Memory(fd, 0 if os.fstat(fd).st_size else 8 * WIDTH * board.rows)
+        memory = SharedMemory(fd, 0 if os.fstat(fd).st_size else 8 * WIDTH * board.rows)
         self.table = memory.array(0, (board.rows, WIDTH), np.int64)
         self.row = memory.words(8 * WIDTH * row, WIDTH)
-        self._board, self._beat = board, board.row(row)
+        self._board, self._board_row = board, board.row(row)
 
     def add(self, column: int, n: int) -> None:
         self.row[column] += n
@@ -76,6 +76,6 @@ class SharedRows:
 
     @property
     def stopping(self) -> bool:
-        """A process that asks this in the middle of a long step is seen to be alive."""
-        self._beat[SINCE] = time.monotonic_ns()
+        """Reading this in the middle of a long step is also a heartbeat."""
+        self._board_row[SINCE] = time.monotonic_ns()
         return self._board.stopping

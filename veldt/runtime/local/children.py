@@ -1,4 +1,4 @@
-"""A process as the supervisor knows it."""
+"""Child: the supervisor's record of a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Child:
-    """A process as the supervisor knows it."""
+    """The supervisor's record of a process."""
 
     name: str
     row: memoryview
@@ -20,12 +20,12 @@ class Child:
     ready: bool = False
     restarts: int = 0
     failures: int = 0  # in a row
-    work: int = 0  # its counts when it was ready
+    work: int = 0  # its total count when it became ready
     began: float = 0.0  # when it was forked
-    due: float = 0.0  # when it is to be started again
-    error: dict[str, Any] | None = None  # the last it told
+    due: float = 0.0  # when it is to be restarted
+    error: dict[str, Any] | None = None  # the last that it reported
     killed: str = ""  # why we killed it
-    counts: dict[str, list[int]] = field(default_factory=dict)  # its rows of counts, of the state that was kept
+    counts: dict[str, list[int]] = field(default_factory=dict)  # its rows of counts at the time of the kept state
 
 
 def exit_reason(status: int) -> str:
@@ -35,4 +35,4 @@ def exit_reason(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"killed by {name}" + (", perhaps because the machine ran out of RAM" if name == "SIGKILL" else "")

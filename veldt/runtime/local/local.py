@@ -1,4 +1,4 @@
-"""Local: a program in supervised processes of this host, as the one who started it sees it."""
+"""Local: runs a program in supervised processes of this host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from veldt.runtime.local.state import read_state
 from veldt.runtime.local.supervisor import Options, Supervisor
 from veldt.runtime.shm.arena import Arena
 
-KEEP_S = 20.0  # between two times that the state a killed learner would start from is taken
-LONGEST_FOLDER = 95  # characters: with a name in it, it must fit the path of a socket
+KEEP_S = 20.0  # between two copies of the state that a killed learner would restart from
+LONGEST_FOLDER = 95  # characters, so that the path of a socket in it is short enough
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Gate:
     """gRPC, for actors that share no memory with the run: its own, if `own`, and those that join (`experiment.joined`)."""
 
     own: bool = True
-    assignments: tuple[dict[str, Any], ...] = ()  # one for each seat of those that join
+    assignments: tuple[dict[str, Any], ...] = ()  # one for each seat for an actor that joins
     listen: str = ""
     token: str = ""
     certificate: bytes = b""
@@ -37,12 +37,12 @@ class Gate:
     compress: bool = False
 
     def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
-        """With a socket in a folder that is ours alone, and that goes with the stack."""
+        """The plan, with a socket in a private folder that is removed with the stack."""
         folder = None if directory is None else directory.resolve() / ".gate"
         if folder is None or len(str(folder)) > LONGEST_FOLDER:
             folder = Path(tempfile.mkdtemp(prefix="veldt-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
         folder.mkdir(mode=0o700)
         joining = {f"seat/{i}": assignment for i, assignment in enumerate(self.assignments)}
         options = (self.listen, self.token, self.certificate, self.key, self.compress)
@@ -55,7 +55,7 @@ class Local:
 
     directory: Path | None = None
     step_timeout: float = 30.0
-    first_incarnation: int = 0  # above all that earlier sessions of this run had
+    first_incarnation: int = 0  # higher than any in earlier sessions of this run
     queue: int = 16  # messages that may wait in a stream
     gate: Gate | None = None
 
@@ -81,7 +81,7 @@ class LocalNodes:
         self.supervisor = supervisor
         self.holding = False
         self._kept_at = time.monotonic()
-        self.paused = 0.0  # seconds that the learner stood still to give its state
+        self.paused = 0.0  # seconds that the learner stopped for its state to be copied
         self._loaded: dict[str, dict[str, Any]] = {}
 
     def step(self) -> None:
@@ -96,14 +96,14 @@ class LocalNodes:
         children = self.supervisor.children.values()
         return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
 
-    def memory(self) -> tuple[list[int], list[int]]:
+    def resources(self) -> tuple[list[int], list[int]]:
         supervisor = self.supervisor
         pids = [each.pid for each in supervisor.zygotes.values()]
         pids += [child.pid for child in supervisor.children.values()]
         return [pid for pid in pids if pid], list(supervisor.descriptors.values())
 
     def _refresh(self) -> None:
-        """Takes, from time to time, the state that a killed learner would start from: checkpoints may be hours apart."""
+        """Copies, every `KEEP_S`, the state that a killed learner would restart from: checkpoints may be hours apart."""
         if time.monotonic() - self._kept_at > KEEP_S:
             self._kept_at = time.monotonic()
             needed = self._kept_processes()
@@ -113,7 +113,7 @@ class LocalNodes:
         return [name for name in self.supervisor.children if self.supervisor.keeps(name)]
 
     def _read(self, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
-        """The states in these answers; those that a killed process would start from are kept."""
+        """The states in these answers; those that a killed process would restart from are kept."""
         out: dict[str, dict[str, Any]] = {}
         for name, answer in answers.items():
             if answer.fd is not None:
@@ -123,14 +123,14 @@ class LocalNodes:
         return out
 
     def cut(self) -> None:
-        """Workers stand still; of what they do only an evaluation is cut short."""
+        """Stops the workers after their current step; a running evaluation is cut short."""
         self.holding = self.supervisor.board.hold = self.supervisor.board.stopping = True
 
     def resume(self, number: int) -> None:
         self.holding = self.supervisor.board.stopping = False
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Of a process that is being restarted there is none, unless its state is kept: that one is waited for."""
+        """Has no state of a process that is being restarted, unless its state is kept: then it waits for that process."""
         needed = self._kept_processes()
         answers = self.supervisor.orders.ask_all("state", needed)
         self.paused = max((answers[name].result for name in needed), default=0.0)
@@ -152,7 +152,7 @@ class LocalNodes:
                 counters.load_state(state[name])
 
     def _keep(self, state: dict[str, dict[str, Any]]) -> None:
-        """What a killed learner goes on from. Actors begin anew, and stores have their memory."""
+        """Keeps what a killed learner restarts from. Actors start fresh, and the blocks of stores are in shared memory."""
         supervisor = self.supervisor
         for process, nodes in supervisor.plan.processes.items():
             if supervisor.keeps(process):
@@ -175,12 +175,12 @@ class LocalNodes:
 
 
 class MappedStore:
-    """The blocks of a store that runs in another process, read and written where they lie."""
+    """The blocks of a store in another process, read and written in shared memory."""
 
     def __init__(self, supervisor: Supervisor, name: str, state: dict[str, Any]) -> None:
-        """`state` is the store's own, or what it is about to load."""
-        node, memory = supervisor.plan.nodes[name], Arena(supervisor.descriptors[f"blocks {name}"])
-        mapped = node.node_class.map_blocks((node.args, node.kwargs), memory, state)  # type: ignore[attr-defined]
+        """`state` is that of the store, or the one it is about to load."""
+        node, arena = supervisor.plan.nodes[name], Arena(supervisor.descriptors[f"blocks {name}"])
+        mapped = node.node_class.map_blocks((node.args, node.kwargs), arena, state)  # type: ignore[attr-defined]
         self.schema, self.oldest, self.next = mapped.schema, mapped.oldest, mapped.next
         self.blocks, self.load_blocks = mapped.blocks, mapped.load_blocks
         self._supervisor, self._name = supervisor, name
@@ -192,11 +192,11 @@ class MappedStore:
 
 @dataclass
 class Snapshot:
-    """The state of all nodes at one moment; the blocks are read from the stores' memory while these go on."""
+    """The state of all nodes at one moment; blocks are read from shared memory while the stores run."""
 
     nodes: dict[str, dict[str, Any]]
     mapped: dict[str, Any]
-    paused: float  # seconds that the learner stood still for it
+    paused: float  # seconds that the learner stopped for it
 
     def state(self) -> dict[str, dict[str, Any]]:
         return self.nodes

@@ -1,4 +1,4 @@
-"""Orders: what the supervisor asks of processes, such as their state, and their answers."""
+"""Orders: requests of the supervisor to processes, such as for their state, and their answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from veldt.runtime.local.state import write_state
 if TYPE_CHECKING:
     from veldt.runtime.local.supervisor import Supervisor
 
-ANSWER_S = 20.0  # for an answer of a process that the run needs
-OTHERS_S = 1.0  # for one of a process that it can do without
+ANSWER_S = 20.0  # to wait for an answer that is needed
+OTHERS_S = 1.0  # to wait for an answer that is not
 
 
 class Answer(NamedTuple):
@@ -31,15 +31,15 @@ class Orders:
         self.supervisor = supervisor
         self.answers: dict[int, Answer] = {}
         self._asked = 0
-        self._expected: set[int] = set()  # numbers of orders whose answers somebody waits for
+        self._expected: set[int] = set()  # numbers of orders that are not answered yet
 
     def take(self, message: dict[str, Any], fds: list[int]) -> None:
-        """An answer that has arrived."""
+        """Handles an answer that has arrived."""
         number = message["answer"]
         if number in self._expected:
             self._expected.remove(number)
             self.answers[number] = Answer(message.get("result"), message.get("counts", {}), fds[0] if fds else None)
-        else:  # nobody waits for it any more
+        else:  # it came too late
             for fd in fds:
                 os.close(fd)
 
@@ -64,14 +64,14 @@ class Orders:
         return self._asked
 
     def call(self, name: str, what: str, node: str, args: tuple[Any, ...]) -> Any:
-        """What a method of a node returns."""
+        """Calls a method of a node, and returns its result."""
         number = self.give(name, what, node, args)
         if number is None or not self.supervisor.wait(lambda: number in self.answers, ANSWER_S, what):
             raise ProcessFailed(f"{node} does not answer")
         return self.answers.pop(number).result
 
     def ask_all(self, what: str, needed: Collection[str], states: dict[str, Any] | None = None) -> dict[str, Answer]:
-        """The answers by process. A needed one that is not there, or dies meanwhile, is asked again in its next life."""
+        """The answers by process. A needed process that is down, or dies meanwhile, is asked again after its restart."""
         supervisor = self.supervisor
         answers = self.ask_once(what, supervisor.children, needed, states or {})
         deadline = time.monotonic() + ANSWER_S + supervisor.options.step_timeout
@@ -89,10 +89,10 @@ class Orders:
         children, wait = self.supervisor.children, self.supervisor.wait
         given = [(name, self.give(name, what, state=states.get(name))) for name in names]
         numbers = {name: number for name, number in given if number is not None}
-        lives = {name: children[name].incarnation for name in numbers}
+        incarnations = {name: children[name].incarnation for name in numbers}
 
         def settled(names: Collection[str]) -> bool:
-            return all(numbers[x] in self.answers or children[x].incarnation != lives[x] for x in names)
+            return all(numbers[x] in self.answers or children[x].incarnation != incarnations[x] for x in names)
 
         wait(lambda: settled([name for name in numbers if name in needed]), ANSWER_S, what)
         wait(lambda: settled(numbers), OTHERS_S, what)

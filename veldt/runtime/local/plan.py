@@ -1,7 +1,7 @@
 """The plan of a program: which nodes share a process, which processes can reach which nodes, and what they share.
 
-It is pickled by the supervisor for its own children, through shared memory that it made and passed down. Nothing that a
-socket or a file brings is ever unpickled.
+The supervisor pickles it to shared memory that only its own children inherit. Nothing from a socket or a file is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from veldt.program import BLOCK_MEMORY, CELL, ROWS, ArraySpec, Node, Program, Re
 from veldt.records.tree import Tree
 from veldt.runtime.proxies import PORT, REPLY
 
-GATE = "gate"  # the process between actors that share no memory with the run, and the others
+GATE = "gate"  # the process that serves actors that share no memory with the run
 
 
 STREAM_BYTES = 1 << 20  # of a stream's ring, for each message that may wait in it
@@ -48,44 +48,44 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True)
 class GatePlan:
-    """What the process called `gate` listens for (`runtime.grpc.gate`)."""
+    """Where the gate (`runtime.grpc.gate`) listens, and whom it serves."""
 
     socket: str  # a path
-    assignments: dict[str, dict[str, Any]] = field(default_factory=dict)  # what those that join are to build
-    listen: str = ""  # HOST:PORT for those that join
+    assignments: dict[str, dict[str, Any]] = field(default_factory=dict)  # seat -> what an actor that joins has to build
+    listen: str = ""  # HOST:PORT for actors that join
     token: str = ""
     certificate: bytes = b""
     key: bytes = b""
     compress: bool = False
-    own_listen: bool = False  # the run's own actors connect there too, as if they were on another machine
-    # What follows is filled in by make_plan.
+    own_listen: bool = False  # the run's own actors connect there too, as from another machine
+    # Filled in by make_plan:
     messages: dict[str, Messages] = field(default_factory=dict)  # by node
     seats: list[str] = field(default_factory=list)  # processes of the run, and names for actors that may join
     cells: dict[str, list[str]] = field(default_factory=dict)  # seat -> the cells that it may read
-    rows: dict[str, str] = field(default_factory=dict)  # seat -> the rows that have its counts
+    rows: dict[str, str] = field(default_factory=dict)  # seat -> the name of the rows with its counts
 
 
 @dataclass
 class Plan:
-    """What every process knows of the program."""
+    """The part of the program's description that every process has."""
 
     nodes: dict[str, Node]
     processes: dict[str, list[str]]  # process -> its nodes, in the order in which they are built
     shared: list[str]  # nodes that every process builds for itself
     channels: list[Channel]
-    ports: dict[str, dict[str, Port]]  # of the nodes that channels lead to
+    ports: dict[str, dict[str, Port]]  # of the nodes that are called from other processes
     arrays: dict[str, ArraySpec] = field(default_factory=dict)
-    queue: int = 16  # messages that may wait in a stream: they are lost to a resume
+    queue: int = 16  # messages that may wait in a stream; a checkpoint does not contain them
     threads: dict[str, int] = field(default_factory=dict)  # process -> threads for tensor operations
     light: list[str] = field(default_factory=list)  # processes without torch
     roles: dict[str, str] = field(default_factory=dict)  # process -> the role of the node it is named after
-    functions: dict[str, bytes] = field(default_factory=dict)  # those that cannot be imported, pickled
+    functions: dict[str, bytes] = field(default_factory=dict)  # pickled functions that cannot be imported
     envs: dict[str, Any] = field(default_factory=dict)  # Gymnasium ids that the user registered
-    constants: dict[str, Any] = field(default_factory=dict)  # of nodes that a process has proxies of
+    constants: dict[str, Any] = field(default_factory=dict)  # of nodes for which this process has proxies
     gate: GatePlan | None = None
 
     def row(self, name: str) -> int:
-        """Of the board, for a process or a seat at the gate; the first is the supervisor's."""
+        """The row on the board of a process or of a seat at the gate; row 0 is the supervisor's."""
         if name in self.processes:
             return 1 + list(self.processes).index(name)
         return 1 + len(self.processes) + self.seats.index(name)
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def seats(self) -> list[str]:
-        """Those at the gate that are no process of the run come last."""
+        """Seats at the gate; those for actors that join come last."""
         return [] if self.gate is None else self.gate.seats
 
     def home(self, node: str) -> str:
@@ -106,13 +106,13 @@ class Plan:
         return [channel.process for channel in self.channels if channel.node == node]
 
     def needs(self, process: str) -> list[str]:
-        """The shared nodes that the nodes of a process are given."""
+        """The shared nodes that a process builds for its nodes."""
         nodes = [self.nodes[name] for name in self.processes[process]]
         wanted = {ref.name for node in nodes for ref in walk((node.args, node.kwargs), Ref)}
         return [name for name in self.shared if name in wanted]
 
     def descriptors(self) -> list[str]:
-        """The names of all shared memory."""
+        """The names of all pieces of shared memory."""
         names = ["plan", "board", "stacks", *(f"array {name}" for name in self.arrays)]
         for name, node in self.nodes.items():
             names += [f"cell {name}"] if node.has(CELL) else []
@@ -125,7 +125,7 @@ class Plan:
         return names + (["gate seats"] if self.gate is not None else [])
 
     def save(self, fd: int) -> None:
-        """The nodes of each process are pickled apart: a light one must not load what the others need."""
+        """Pickles the nodes of each process separately: a light process must not import what the others need."""
         parts = {}
         for process, names in self.processes.items():
             nodes = {name: self.nodes[name] for name in [*self.needs(process), *names]}
@@ -137,7 +137,7 @@ class Plan:
 
     @staticmethod
     def load(fd: int, process: str) -> Plan:
-        """As this process needs it: with its own nodes, and the ports of those it talks to."""
+        """The plan for one process: with its own nodes, and the ports of the nodes it calls or serves."""
         with open(f"/proc/self/fd/{fd}", "rb") as file:
             plan, parts = cloudpickle.load(file)
         callables.install({name: functools.partial(cloudpickle.loads, data) for name, data in plan.functions.items()})
@@ -170,7 +170,7 @@ def rings(channel: Channel, ports: dict[str, Port]) -> list[str]:
 
 
 def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, own: bool = True) -> Plan:
-    """`own`: the run's own actors, where they may be elsewhere, use the gate as well."""
+    """`own`: the run's own actors use the gate too, if their nodes are marked `elsewhere`."""
     nodes = program.nodes
     shared = [name for name, node in nodes.items() if node.everywhere]
     groups: dict[str, list[str]] = {}
@@ -198,7 +198,7 @@ def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, o
 
 
 def _with_values(plan: Plan, gate: GatePlan) -> GatePlan:
-    """The cells and rows of each seat; those that join have what the run's own actors have."""
+    """Adds the cells and rows of each seat; actors that join get the same as the run's own."""
     outside = [name for name in plan.processes if any(plan.nodes[node].elsewhere for node in plan.processes[name])]
     cells, rows = {}, {}
     for seat in gate.seats:
@@ -245,18 +245,18 @@ def messages_of(node: Node) -> Messages:
 
 
 def portable(functions: dict[str, Callable[..., Any]]) -> dict[str, bytes]:
-    """Functions to be sent to other processes; for each that cannot be, one that says so."""
+    """Pickles functions for other processes; one that cannot be pickled is replaced by one that raises a UserError."""
     out: dict[str, bytes] = {}
     for name, function in functions.items():
         try:
             out[name] = cloudpickle.dumps(function)
-        except Exception:  # whatever the objects raise that it refers to
+        except Exception:  # pickling arbitrary objects may raise anything
             out[name] = cloudpickle.dumps(callables.NotPortable(name))
     return out
 
 
 def _registered() -> dict[str, Any]:
-    """The Gymnasium ids that this process has and a new one would not: what the user's script or its imports registered."""
+    """The Gymnasium ids that the user's script or its imports registered, which a new process would lack."""
     found = {}
     for name, entry in gym.registry.items():
         where = entry.entry_point
@@ -264,7 +264,7 @@ def _registered() -> dict[str, Any]:
             if where.startswith(("gymnasium.", "veldt.", "ale_py", "minatar")):
                 continue
             module, _, attribute = where.partition(":")
-            if module == "__main__":  # goes by value
+            if module == "__main__":  # sent by value
                 entry = copy.copy(entry)
                 entry.entry_point = getattr(sys.modules["__main__"], attribute, where)
         found[name] = entry
@@ -278,5 +278,5 @@ def _root(nodes: dict[str, Node], name: str) -> str:
 
 
 def _named_after(nodes: dict[str, Node], group: list[str]) -> str:
-    """A process has the name of its first worker."""
+    """The name of a process: that of its first worker."""
     return next((name for name in group if nodes[name].is_worker), group[0])

@@ -1,4 +1,4 @@
-"""One process of a program: hosts its nodes, serves them to other processes, obeys the supervisor."""
+"""One process of a program: hosts its nodes, serves them to other processes, and carries out orders of the supervisor."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from setproctitle import setproctitle
 
 from veldt.envs import EnvError
 from veldt.errors import Diverged, UserError
@@ -29,41 +30,41 @@ from veldt.runtime.host import Host
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
 from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, calls, stream_ring, streams
 from veldt.runtime.local.state import read_state, write_state
-from veldt.runtime.local.zygote import ignore_signals, set_title
+from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
 from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.bell import Bell, Rings
+from veldt.runtime.shm.bell import Bell, Waker
 from veldt.runtime.shm.latest import Latest
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.seeds import derive
 
-if TYPE_CHECKING:  # a process that does not need gRPC does not load it
+if TYPE_CHECKING:  # a process that does not need gRPC does not import it
     from veldt.runtime.grpc.event_bell import EventBell
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; a longer error message is cut
-SPIN = 400  # looks for work, each after others could run, before a process that calls or answers goes to sleep
+SPIN = 400  # polls before a process that calls or answers sleeps; after each, other processes may run
 CALL_SLOTS = 8
 
 log = logging.getLogger("veldt")
 
 
 def preload(light: bool) -> None:
-    """What the zygote imports, so that no child has to."""
+    """Imports, in the zygote, what its children need."""
     for module in ("acting.actor",) if light else ("experiment.run", "topologies.apex", "bench"):
         importlib.import_module(f"veldt.{module}")
 
 
 def run(name: str, order: dict[str, Any], descriptors: dict[str, int], fds: list[int]) -> None:
-    """The life of a child of the zygote, from fork to exit. `fds`: the supervisor's socket, and a state to start from."""
-    set_title(f"veldt {name}")
+    """Runs a child of the zygote, from fork to exit. `fds`: the supervisor's socket, and a state to load."""
+    setproctitle(f"veldt {name}")
     ignore_signals()
     os.nice(order["nice"])
     connection = socket.socket(fileno=fds[0])
     code = 0
     try:
-        Process(name, order, descriptors, connection, fds[1] if len(fds) > 1 else None).live()
+        Process(name, order, descriptors, connection, fds[1] if len(fds) > 1 else None).loop()
     except BaseException as error:
         code = 1
         _report_error(connection, error)
@@ -98,7 +99,7 @@ class Process:
         self.index = self.plan.row(name)
         self.row, self.bell = self.board.row(self.index), self.board.bell(self.index)
         self.row[DOING], self.row[SINCE] = BUILDING, time.monotonic_ns()
-        self.obeyed = order["orders"]
+        self.orders_done = order["orders"]
         seed = derive(0, name, order["incarnation"])  # forked processes would otherwise share their random numbers
         np.random.seed(seed % 2**32)
         if name not in self.plan.light:
@@ -126,9 +127,10 @@ class Process:
             self.host.load_state(read_state(state))
         self._report({"ready": name})
 
-    def live(self) -> None:
+    def loop(self) -> None:
+        """Steps workers and services until the run ends."""
         row, bell, board, host = self.row, self.bell, self.board, self.host
-        # Where calls come through a gate, it and the actors need the cores more, if there are not enough.
+        # With more seats than cores, the gate and the actors need the cores more than a process that spins.
         crowded = len(self.plan.seats) >= len(os.sched_getaffinity(0))
         spin = 0 if crowded or self.link is not None else SPIN
         callers = [service for service in self.services if isinstance(service, CallService)]
@@ -137,8 +139,8 @@ class Process:
         gc.freeze()
         while not board.quit:
             rung = bell.rung()
-            if row[ORDERS] != self.obeyed:
-                self._obey()
+            if row[ORDERS] != self.orders_done:
+                self._take_orders()
             worked = False
             began = time.perf_counter()
             if not board.hold:
@@ -170,7 +172,7 @@ class Process:
                 thing.close()
 
     def _rest(self, rung: int) -> None:
-        """Nothing is to be done here until a bell rings or some time has passed."""
+        """Sleeps until the bell rings or some time has passed."""
         if self.gate is not None:
             self.gate.step(Bell.LONGEST)
         elif self.link is not None:
@@ -179,7 +181,7 @@ class Process:
             rests = [service.rest for service in self.services if isinstance(service, CallService)]
             self.bell.wait(rung, min(rests, default=math.inf))
 
-    # What the nodes are given.
+    # Arguments of the nodes.
 
     def _fd(self, name: str) -> int:
         return self.descriptors[name]
@@ -195,7 +197,7 @@ class Process:
         return Given(known, arrays, {placeholder.what: x for placeholder, x in own.items()})
 
     def _cell(self, name: str) -> Any:
-        return Latest(self._fd(name)) if self.link is None else self.link.cell(name)
+        return Latest(self._fd(name)) if self.link is None else self.link.session.cell(name)
 
     def _proxy(self, channel: Channel) -> Proxy:
         return Proxy(self.plan.ports[channel.node], self._ends(channel), self.plan.constants[channel.node])
@@ -205,16 +207,16 @@ class Process:
         ports = self.plan.ports[channel.node]
         cells = {p.name: self._cell(f"cell {channel.node}.{p.name}") for p in ports.values() if p.kind == LATEST}
         if self.link is not None:
-            ends: CallerEnds = self.link.ends(channel.node, cells)
+            ends: CallerEnds = self.link.session.ends(channel.node, cells)
             return ends
-        stream = there = back = None
+        stream = requests = replies = None
         if streams(ports):
-            # The node's process is woken once for all messages of a step: each bell may stop whoever is on its core.
+            # The node's process is woken once for all messages of a step: each ring may preempt another process.
             stream = self._stream_writer(channel, later=True)
             self._streams.append(stream)
         if calls(ports):
-            there, back = self._call_writer(channel), Reader(self._fd(call_rings(channel)[1]))
-        return CallerEnds(stream, there, back, cells)
+            requests, replies = self._call_writer(channel), Reader(self._fd(call_rings(channel)[1]))
+        return CallerEnds(stream, requests, replies, cells)
 
     def _stream_writer(self, channel: Channel, later: bool = False) -> Writer:
         bell, queue = self.board.bell(self.plan.row(self.plan.home(channel.node))), self.plan.queue
@@ -222,10 +224,10 @@ class Process:
 
     def _call_writer(self, channel: Channel) -> Writer:
         bell = self.board.bell(self.plan.row(self.plan.home(channel.node)))
-        return Writer(self._fd(call_rings(channel)[0]), bell, most=CALL_SLOTS)
+        return Writer(self._fd(call_rings(channel)[0]), bell, max_slots=CALL_SLOTS)
 
     def _services(self, node: str) -> list[Any]:
-        """What serves a node to the processes that have a channel to it."""
+        """The services of a node for the processes that have a channel to it."""
         callers = self.plan.callers(node)
         if not callers:
             return []
@@ -238,15 +240,15 @@ class Process:
         if calls(ports):
             ends = []
             for caller in callers:
-                there, back = call_rings(Channel(caller, node))
-                # A caller of several is woken once: the service rings when all replies are there.
-                ends.append(ServiceEnds(Reader(self._fd(there)), Writer(self._fd(back), self._bell_of(caller), later=True)))
+                requests, replies = (self._fd(ring) for ring in call_rings(Channel(caller, node)))
+                # A caller is woken once for several replies: the service rings when all are written.
+                ends.append(ServiceEnds(Reader(requests), Writer(replies, self._bell_of(caller), later=True)))
             found.append(CallService(thing, ports, ends))
         cells = {p.name: Latest(self._fd(f"cell {node}.{p.name}")) for p in ports.values() if p.kind == LATEST}
         return [*found, *([LatestService(thing, ports, cells)] if cells else [])]
 
-    def _bell_of(self, process: str) -> Rings:
-        """Of a process that this one answers; those at the gate are reached through it."""
+    def _bell_of(self, process: str) -> Waker:
+        """The bell of a caller; an actor with a seat at the gate is woken through the gate."""
         return self._gate_bell() if process in self.plan.seats else self.board.bell(self.plan.row(process))
 
     def _gate_bell(self) -> EventBell:
@@ -278,9 +280,9 @@ class Process:
             log.info("listening on %s", address)
         return made
 
-    # What the supervisor asks for, over the private socket.
+    # Messages to and from the supervisor, over a private socket.
 
-    def _obey(self) -> None:
+    def _take_orders(self) -> None:
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self.connection, MESSAGE, 1)
@@ -288,37 +290,37 @@ class Process:
                 return
             if not data:
                 os._exit(0)
-            self.obeyed += 1
+            self.orders_done += 1
             order = json.loads(data)
             answer: dict[str, Any] = {"answer": order["number"]}
-            give: list[int] = []
+            reply_fds: list[int] = []
             if order["do"] == "state":
                 began = time.perf_counter()
-                give = [write_state(self.host.state())]
+                reply_fds = [write_state(self.host.state())]
                 answer["counts"] = {name: list(rows.row) for name, rows in self.rows.items()}
-                answer["result"] = time.perf_counter() - began  # how long nothing else was done here
+                answer["result"] = time.perf_counter() - began  # seconds that this process was stopped
             elif order["do"] == "load":
                 self.host.load_state(read_state(fds.pop()))
             else:
                 answer["result"] = getattr(self.host.objects[order["node"]], order["do"])(*order["args"])
-            self._report(answer, give)
-            for fd in give:
+            self._report(answer, reply_fds)
+            for fd in reply_fds:
                 os.close(fd)
 
     def _report_metrics(self) -> None:
         now, cpu = time.perf_counter(), time.process_time()
         served = [service.metrics() for service in self.services if isinstance(service, StreamService)]
-        joined = [] if self.gate is None else [self.gate.metrics(), *self.gate.told().values()]
+        joined = [] if self.gate is None else [self.gate.metrics(), *self.gate.take_reports().values()]
         self.unsent |= merge([self.host.metrics(), *served, *joined], self.host.declarations)
         role, elapsed = self.plan.roles[self.name], now - self.since
         metrics = self.unsent | self.host.busy(elapsed)
         metrics |= {f"wait/{role}": self.waited / elapsed, f"cpu/{role}": (cpu - self.cpu) / elapsed}
         if self._report({"metrics": metrics, "seconds": elapsed}):
             self.since, self.cpu, self.waited, self.unsent = now, cpu, 0.0, {}
-            self.host.forget_busy()
+            self.host.reset_busy()
 
     def _report(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
-        """False: the supervisor does not read at the moment. What cannot wait is sent again."""
+        """False: the supervisor's socket is full, and metrics are not sent; other messages wait for room."""
         data = json.dumps(message).encode()
         try:
             socket.send_fds(self.connection, [data], fds or [])
@@ -332,7 +334,7 @@ class Process:
 
 
 class ToSupervisor(logging.Handler):
-    """The supervisor logs what a process logs, with the name of the process."""
+    """Sends log records to the supervisor, which logs them with the name of the process."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The state of nodes on its way between processes: arrays and JSON in shared memory."""
+"""Sends the state of nodes between processes: arrays and JSON in shared memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from veldt.records.tree import Tree
 from veldt.runtime.shm.format import Format
-from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 
 
 def write_state(state: dict[str, dict[str, Any]]) -> int:
-    """The states of nodes in new memory, as arrays and JSON; returns its descriptor.
+    """Writes the states of nodes to new shared memory; returns its descriptor.
 
-    Written and not mapped: the kernel then neither clears the pages nor takes a fault for each.
+    Uses write() instead of a mapping: the kernel then neither clears the pages nor takes a fault for each.
     """
     rest: dict[str, dict[str, Any]] = {}
     tree: Tree = {}
@@ -27,7 +27,7 @@ def write_state(state: dict[str, dict[str, Any]]) -> int:
     head = np.frombuffer(Format.of(tree).dump(), np.uint8)
     whole: Tree = {"sizes": np.array([len(head), len(text)], np.int64), "head": head, "json": text, **tree}
     layout = Format.of(whole)
-    fd = make_memory("veldt state")
+    fd = make_shared_memory("veldt state")
     try:
         os.ftruncate(fd, layout.nbytes)
         for value, offset in zip(whole.values(), layout.offsets, strict=True):
@@ -42,8 +42,8 @@ def write_state(state: dict[str, dict[str, Any]]) -> int:
 
 
 def read_state(fd: int) -> dict[str, dict[str, Any]]:
-    """What `write_state` wrote, copied out; closes the descriptor."""
-    memory = Memory(fd)
+    """A copy of what `write_state` wrote; closes the descriptor."""
+    memory = SharedMemory(fd)
     os.close(fd)
     head, text = memory.array(0, (2,), np.int64).tolist()
     start = Format([("sizes", "<i8", (2,)), ("head", "|u1", (head,)), ("json", "|u1", (text,))])

@@ -1,14 +1,14 @@
-"""Local: the nodes in supervised processes of one host, joined by shared memory.
+"""The supervisor starts the processes of a program, watches them, restarts them and ends them.
 
-    supervisor (who called us)
-      zygote                      has imported everything, forks the others; a light one forks those that need no torch
+    supervisor (the caller's process)
+      zygote                      has imported everything, and forks the others; a light one forks those without torch
         learner                   store, learner          \\
         actor/0 ... actor/n       policy, recorder, actor   > each with a row on the board, and streams between them
         evaluator                 policy, evaluator       /
 
-Only the supervisor handles signals and decides. A process that dies is started again with a new incarnation: the streams,
-the weights and the store's blocks are the supervisor's, so they are all still there. Nothing has a name on disk or in
-/dev/shm, and the kernel ends every process whose parent is gone, so nothing is left behind, whatever is killed.
+Only the supervisor handles signals. A process that dies is restarted with a new incarnation; streams, weights and the
+store's blocks are in shared memory of the supervisor, so none is lost. That memory has no name on disk or in /dev/shm, and
+the kernel kills every process whose parent has died, so nothing is left behind, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from veldt.runtime.local.process import MESSAGE
 from veldt.runtime.local.state import write_state
 from veldt.runtime.local.watchdog import Watchdog
 from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.memory import Memory, make_memory
+from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 
 log = logging.getLogger("veldt")
 
-TICK_S = 0.02  # between two looks of the supervisor
-STOP_S = 2.0  # that processes get to close what they have open
-BACK_OFF_S = (0.1, 10.0)  # the wait before a process that failed at once is restarted: first and longest
-IN_A_ROW = 5  # failures without any work between them before the run stops
-NICE = 10  # of the processes that no other relies on
-HEALTHY = 100  # env steps or updates after which a failure counts as the first one
-LONG_LIFE_S = 120.0  # and so does one after such a life, or after four times the longest step
+TICK_S = 0.02  # that the supervisor waits for messages at a time
+STOP_S = 2.0  # for processes to close their environments and files
+BACK_OFF_S = (0.1, 10.0)  # before a process that failed repeatedly is restarted: shortest and longest wait
+MAX_FAILURES = 5  # in a row, without any work between them, before the run stops
+NICE = 10  # niceness of processes that serve no others
+HEALTHY = 100  # env steps or updates after which a failure counts as the first again
+LONG_LIFE_S = 120.0  # of running after which it does too (at least four times the longest step)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Options:
 
     directory: Path | None = None
     step_timeout: float = 30.0
-    first_incarnation: int = 0  # above all that earlier sessions of this run had
+    first_incarnation: int = 0  # higher than any in earlier sessions of this run
 
 
 class Supervisor:
@@ -69,22 +69,22 @@ class Supervisor:
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
         self.board: Any = None
-        self.recover: dict[str, dict[str, Any]] = {}  # the state of nodes that a restarted process starts from
+        self.recover: dict[str, dict[str, Any]] = {}  # node -> the state that a restarted process loads
         self.orders = Orders(self)
-        self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the one of this kind
+        self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the zygote of this kind
 
     def start(self) -> None:
-        """All processes, up to the point where their workers could begin."""
+        """Starts all processes; returns when they are ready. Workers are on hold."""
         plan = self.plan
         for light in sorted({name in plan.light for name in plan.processes}):
-            self.zygotes[light] = zygote.take(light)  # at once: they import at the same time, and while we go on
+            self.zygotes[light] = zygote.take(light)  # first: they import in parallel with what follows
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < hard:  # a descriptor for each stream, and one for each process
+        if soft < hard:  # each stream and each process needs a descriptor
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
         for name in plan.descriptors():
-            self.descriptors[name] = make_memory(f"veldt {name}")
+            self.descriptors[name] = make_shared_memory(f"veldt {name}")
         if plan.gate is not None:
-            self._lay_out_gate(plan.gate)
+            self._allocate_gate(plan.gate)
         self.board = Board(self.descriptors["board"], plan.rows)
         self.board.hold = True
         rows = {
@@ -102,29 +102,29 @@ class Supervisor:
         self.watchdog = Watchdog(plan, self.children, self.board, stacks, self.options.step_timeout)
         for light in sorted(self.zygotes, reverse=True):  # the light one is ready first
             try:
-                self._begin(light)
+                self._fork_all(light)
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
         self.wait(lambda: all(child.ready for child in self.children.values()), zygote.START_S, "start")
 
-    def _lay_out_gate(self, gate: GatePlan) -> None:
-        """What outlives the gate's process: who has which seat, and how often it was taken."""
+    def _allocate_gate(self, gate: GatePlan) -> None:
+        """Allocates what outlives the gate's process: which session has which seat, and the incarnation of each seat."""
         from veldt.runtime.grpc.event_bell import EventBell
         from veldt.runtime.grpc.seats import INCARNATION, RECORD
 
         self.descriptors["gate bell"] = EventBell.make()
-        records = Memory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))
+        records = SharedMemory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))
         for i in range(len(gate.seats)):
             records.words(8 * RECORD * i, RECORD)[INCARNATION] = self.options.first_incarnation
 
-    def _begin(self, light: bool) -> None:
-        """All processes of a zygote, when it is ready."""
+    def _fork_all(self, light: bool) -> None:
+        """Forks all processes of a zygote, once it is ready."""
         self.zygotes[light].wait_ready()
         self.zygotes[light].share(self.descriptors)
-        for child in self._from(light):
+        for child in self._children_of(light):
             self._fork(child)
 
-    def _from(self, light: bool) -> list[Child]:
+    def _children_of(self, light: bool) -> list[Child]:
         """The processes that the zygote of this kind forks."""
         return [child for child in self.children.values() if (child.name in self.plan.light) == light]
 
@@ -134,10 +134,10 @@ class Supervisor:
         child.socket, child.ready, child.error, child.killed, child.pid, child.due = ours, False, None, "", 0, 0.0
         child.began, child.work = time.monotonic(), self._work(child)
         child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
-        # Where there are more processes than cores, those that others rely on come first: the learner.
+        # With more processes than cores, those that serve others, such as the learner, go first.
         nice = 0 if self.serves(child.name) else NICE
         if child.restarts:
-            self._set_back(child)
+            self._reset_counts(child)
         order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": nice}
         fds = [theirs.fileno()]
         state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}
@@ -151,24 +151,24 @@ class Supervisor:
                 os.close(fd)
 
     def tick(self, seconds: float = TICK_S) -> None:
-        """Waits a moment for something to happen, and sees to what did."""
+        """Waits for messages for this time at most, and handles them."""
         sockets = {child.socket.fileno(): child for child in self.children.values() if child.socket is not None}
         for fd in zygote.readable([*self._zygote_fds(), *sockets], seconds):
             if fd in sockets:
-                self._hear(sockets[fd])
+                self._receive(sockets[fd])
         for light in [*self.zygotes]:
             try:
                 for event in self.zygotes[light].events():
-                    self._see(event, self._from(light))
-                for child in self._from(light):
+                    self._handle_event(event, self._children_of(light))
+                for child in self._children_of(light):
                     if child.due and time.monotonic() >= child.due:
                         self._fork(child)
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
-        self.watchdog.look(self.work())
+        self.watchdog.check(self.work())
 
     def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
-        """Goes on supervising until the condition holds; False: it did not in this time."""
+        """Supervises until the condition holds; False: it did not within this time."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -177,9 +177,9 @@ class Supervisor:
             self.tick(0.005)
         return True
 
-    # What processes tell.
+    # Messages of processes and zygotes.
 
-    def _hear(self, child: Child) -> None:
+    def _receive(self, child: Child) -> None:
         while child.socket is not None:
             try:
                 data, fds, _, _ = socket.recv_fds(child.socket, MESSAGE, 1)
@@ -204,19 +204,19 @@ class Supervisor:
                 child.ready, child.work = True, self._work(child)
                 self._write_processes()
 
-    def _see(self, event: dict[str, Any], children: list[Child]) -> None:
-        """What a zygote tells of its processes: one was forked, or has ended."""
+    def _handle_event(self, event: dict[str, Any], children: list[Child]) -> None:
+        """Handles an event of a zygote: a process was forked, or has exited."""
         if "forked" in event:
             self.children[event["forked"]].pid = event["pid"]
             self._write_processes()
         elif "exited" in event:
             for child in children:
                 if child.pid == event["exited"]:
-                    self._hear(child)  # its last messages
+                    self._receive(child)  # its last messages
                     self._reap(child, event["status"])
 
     def _reap(self, child: Child, status: int) -> None:
-        """A process has ended: it is restarted, or the run ends."""
+        """Schedules the restart of a process that has exited, or ends the run."""
         child.pid = 0
         if child.socket is not None:
             child.socket.close()
@@ -227,11 +227,11 @@ class Supervisor:
         child.failures = 1 if self._was_healthy(child) else child.failures + 1
         child.ready = False
         why = child.killed or (f"{error['type']}: {error['text']}" if error else exit_reason(status))
-        if child.failures >= IN_A_ROW:
-            told = error["traceback"] if error else ""
-            raise ProcessFailed(f"{child.name} failed {IN_A_ROW} times in a row without any work between: {why}", told)
+        if child.failures >= MAX_FAILURES:
+            message = f"{child.name} failed {MAX_FAILURES} times in a row without any work between: {why}"
+            raise ProcessFailed(message, error["traceback"] if error else "")
         wait = 0.0 if child.failures == 1 else min(BACK_OFF_S[1], BACK_OFF_S[0] * 2 ** (child.failures - 2))
-        log.warning("%s ended (%s); restarted%s", child.name, why, f" in {wait:.1f} s" if wait else "")
+        log.warning("%s ended (%s); restarting%s", child.name, why, f" in {wait:.1f} s" if wait else "")
         if error is not None:
             log.info("%s: %s", child.name, error["traceback"])
         child.restarts += 1
@@ -241,7 +241,7 @@ class Supervisor:
 
     def _raise_if_final(self, child: Child, error: dict[str, Any]) -> None:
         """An error that a restart cannot fix ends the run."""
-        if error["error"] == "user" and (child.ready or not child.restarts):  # what worked before may work again
+        if error["error"] == "user" and (child.ready or not child.restarts):  # if it worked before, it may work again
             raise UserError(error["text"])
         if error["error"] == "diverged":
             raise Diverged(error["text"])
@@ -249,17 +249,17 @@ class Supervisor:
             raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
 
     def serves(self, process: str) -> bool:
-        """Other processes call its nodes: an error in it is ours, and would come again."""
+        """Whether other processes call its nodes. An error in such a process is a bug in Veldt, and would repeat."""
         nodes = self.plan.processes[process]
         return any(channel.node in nodes for channel in self.plan.channels)
 
     def keeps(self, process: str) -> bool:
-        """Its state is kept for its next life: others rely on it, or it has blocks to go on with."""
+        """Whether its state is kept for a restart: it serves others, or has blocks in shared memory."""
         held = any(f"arena {node}" in self.descriptors for node in self.plan.processes[process])
         return held or self.serves(process)
 
     def keep_counts(self, name: str, counts: dict[str, list[int]]) -> None:
-        """The counts that belong to a state of a process."""
+        """Keeps the counts of a process at the time of its kept state."""
         self.children[name].counts = counts
 
     def count_states(self) -> dict[str, dict[str, Any]]:
@@ -273,8 +273,8 @@ class Supervisor:
                     state["counts"][count] += child.counts[name][COLUMN[count]] - now
         return out
 
-    def _set_back(self, child: Child) -> None:
-        """A restarted process goes on from the state that was kept, and so do the counts that belong to it."""
+    def _reset_counts(self, child: Child) -> None:
+        """Sets the counts that belong to a process's state back to those of the kept state."""
         nodes = [self.plan.nodes[name] for name in self.plan.processes[child.name]]
         if not any(hasattr(node.node_class, "load_state") and not node.has(BLOCK_MEMORY) for node in nodes):
             return
@@ -285,26 +285,26 @@ class Supervisor:
                 counters.table[row, column] = 0 if kept is None else kept[column]
 
     def _was_healthy(self, child: Child) -> bool:
-        """What failed now did well before. Not all that is alive counts something: then a long life will do."""
+        """Whether it worked before it failed. A process that counts nothing is healthy if it ran for a long time."""
         long = max(LONG_LIFE_S, 4 * self.options.step_timeout)
         return child.ready and (self._work(child) - child.work >= HEALTHY or time.monotonic() - child.began > long)
 
     def _work(self, child: Child) -> int:
         if not any(self.plan.nodes[name].is_worker for name in self.plan.processes[child.name]):
-            return self.work()  # a service counts nothing: what it works for is counted by others
+            return self.work()  # a service counts nothing itself: its callers do
         return sum(int(rows.table[self.plan.row(child.name)].sum()) for rows in self.rows.values())
 
     def work(self) -> int:
-        """All that was counted, by all processes."""
+        """The sum of all counts of all processes."""
         return sum(int(rows.table.sum()) for rows in self.rows.values())
 
     def _replace_zygote(self, light: bool, error: Exception) -> None:
-        """Every process from it went with it, and comes back from a new one."""
+        """Restarts a zygote that died, and all its processes, which died with it."""
         which = "all" if len(self.zygotes) == 1 else "its"
         while True:
-            log.error("%s; %s processes are started again", str(error), which)
+            log.error("%s; restarting %s processes", str(error), which)
             self.zygotes.pop(light).close()
-            for child in self._from(light):
+            for child in self._children_of(light):
                 if child.socket is not None:
                     child.socket.close()
                     child.socket = None
@@ -312,17 +312,13 @@ class Supervisor:
                 child.ready, child.pid = False, 0
                 child.restarts += 1
                 child.incarnation += 1
-                if child.failures >= IN_A_ROW:
-                    raise ProcessFailed(f"{which} processes ended {IN_A_ROW} times without any work between: {error}")
+                if child.failures >= MAX_FAILURES:
+                    raise ProcessFailed(f"{which} processes ended {MAX_FAILURES} times without any work between: {error}")
             self.zygotes[light] = zygote.take(light)
             try:
-                return self._begin(light)
+                return self._fork_all(light)
             except zygote.ZygoteDied as again:
                 error = again
-
-    @property
-    def zygote_pid(self) -> int:
-        return self.zygotes[False].pid
 
     def _zygote_fds(self) -> list[int]:
         return [each.socket.fileno() for each in self.zygotes.values()]
@@ -342,7 +338,7 @@ class Supervisor:
             os.replace(aside, self.options.directory / "processes.json")
 
     def stop(self) -> None:
-        """Ends all processes and gives everything back."""
+        """Ends all processes and releases all resources."""
         try:
             if self.board is not None:
                 self._end_processes()
@@ -361,27 +357,27 @@ class Supervisor:
                 (self.options.directory / "processes.json").unlink(missing_ok=True)
 
     def _end_processes(self) -> None:
-        """They are asked to, and those that do not are killed; the zygote sees to it that none is left as a zombie."""
+        """Asks all processes to exit, and kills those that do not in time. The zygotes reap them."""
         self.board.quit = True
         for row in range(1, self.board.rows):
             self.board.bell(row).ring()
         for seconds, last in ((STOP_S, False), (1.0, True)):
             deadline = time.monotonic() + seconds
             with contextlib.suppress(OSError):
-                while self._any_left() and time.monotonic() < deadline:
+                while self._any_running() and time.monotonic() < deadline:
                     zygote.readable(self._zygote_fds(), 0.01)
             for child in self.children.values():
                 if child.pid and not last:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(child.pid, signal.SIGKILL)
 
-    def _any_left(self) -> bool:
-        """Whether any process is left."""
+    def _any_running(self) -> bool:
+        """Whether any process is still running."""
         for light in [*self.zygotes]:
-            children = self._from(light)
+            children = self._children_of(light)
             try:
                 events = self.zygotes[light].events()
-            except zygote.ZygoteDied:  # and all that it forked
+            except zygote.ZygoteDied:  # and all its children
                 self.zygotes.pop(light).close()
                 events = []
                 for child in children:

@@ -1,4 +1,4 @@
-"""The watchdog: no silent hang. A process that does not move is named, with its stack, and killed to be restarted."""
+"""The watchdog: a process that hangs is logged with its stack, and killed so that it is restarted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from veldt.runtime.local.board import BUILDING, DOING, SERVING, SINCE, WAITING, 
 from veldt.runtime.local.children import Child
 from veldt.runtime.local.plan import Plan
 
-WATCH_S = 0.25  # between two looks
-AWAY_S = 5.0  # without a look of the supervisor: the whole machine stood still, and no process is to blame
-STUCK_S = 60.0  # without any work of any process before the run stops, or twice the longest step
+WATCH_S = 0.25  # between two checks
+AWAY_S = 5.0  # without a check: the whole machine was suspended, so no process is killed
+STUCK_S = 60.0  # without work in any process before the run stops (at least twice the longest step)
 
 log = logging.getLogger("veldt")
 
@@ -25,17 +25,17 @@ class Watchdog:
     def __init__(self, plan: Plan, children: dict[str, Child], board: Board, stacks: int, step_timeout: float) -> None:
         self.plan, self.children, self.board = plan, children, board
         self.stacks, self.step_timeout = stacks, step_timeout
-        self._watched = self._moved_at = time.monotonic()
+        self._checked_at = self._moved_at = time.monotonic()
         self._moved = -1
 
-    def look(self, work: int) -> None:
-        """`work`: all that was counted so far."""
+    def check(self, work: int) -> None:
+        """`work` is the sum of all counts so far."""
         now = time.monotonic()
-        if now - self._watched > WATCH_S:
-            away, self._watched = now - self._watched > AWAY_S, now
-            self._watch(away, work)
+        if now - self._checked_at > WATCH_S:
+            away, self._checked_at = now - self._checked_at > AWAY_S, now
+            self._check_all(away, work)
 
-    def _watch(self, away: bool, work: int) -> None:
+    def _check_all(self, away: bool, work: int) -> None:
         now = time.monotonic_ns()
         if away:
             self._moved_at = time.monotonic()
@@ -50,13 +50,13 @@ class Watchdog:
             if age > limit:
                 where = self._where(child, doing)
                 log.error(
-                    "%s has not moved for %.1f s, %s; it is killed. Its stack:\n%s",
+                    "%s has made no progress for %.1f s, %s; killing it. Its stack:\n%s",
                     child.name,
                     age,
                     where,
                     self._stack(child),
                 )
-                child.killed = f"it had not moved for {age:.1f} s, {where}"
+                child.killed = f"no progress for {age:.1f} s, {where}"
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
         moved = work + sum(child.restarts for child in self.children.values())
@@ -72,7 +72,7 @@ class Watchdog:
         if doing == BUILDING:
             return "building its nodes"
         if doing == SERVING:
-            return "serving others"
+            return "serving other processes"
         workers = [name for name in self.plan.processes[child.name] if self.plan.nodes[name].is_worker]
         return f"in a step of {workers[doing]}"
 
@@ -84,6 +84,6 @@ class Watchdog:
         while time.monotonic() < deadline:
             time.sleep(0.03)
             sooner, text = text, os.pread(self.stacks, 1 << 16, before)
-            if text and text == sooner:  # it has been written to the end
+            if text and text == sooner:  # it is complete
                 return text.decode(errors="replace")
         return text.decode(errors="replace") or "(none: it does not answer signals; is it stopped?)"

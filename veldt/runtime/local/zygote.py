@@ -1,15 +1,16 @@
 """The zygote: a process that has imported everything, and forks one child for each process of the program.
 
-A child is up in some 10 ms and shares the zygote's pages, where a fresh interpreter takes two seconds and 200 MB. The
-zygote is started with exec, not forked from whoever calls us: that one may have threads and CUDA, the zygote has neither.
+A child starts in about 10 ms and shares the zygote's pages; a fresh interpreter takes two seconds and 200 MB. The zygote is
+started with exec, not forked from the caller: the caller may have threads and CUDA, the zygote must not.
 
     supervisor --exec--> zygote        --fork--> child, child, ...
                --exec--> light zygote  --fork--> child, child, ...
 
-The light one has neither torch nor numba: it is there in half a second, and a child that only steps environments is small.
+The light one imports neither torch nor numba: it starts in half a second, and children that only step environments are
+small.
 
-Each is told by the kernel to die when its parent does (PR_SET_PDEATHSIG), so a SIGKILL of the supervisor or of the zygote
-takes everything below with it. They speak over a private socket pair: JSON, and descriptors beside it.
+The kernel kills each when its parent dies (PR_SET_PDEATHSIG), so a SIGKILL of the supervisor or of the zygote ends all its
+descendants. Supervisor and zygote exchange JSON messages and descriptors over a private socket pair.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from setproctitle import setproctitle
+
 from veldt.compiled import LIGHT
 from veldt.errors import ProcessFailed
 
-MOST_FDS = 200  # in one message
-IDLE_S = 3600.0  # of the zygote, which then looks again
-PAD = 200  # bytes of the command line that a title may be written over
+MAX_FDS = 200  # in one message
+IDLE_S = 3600.0  # between two polls of an idle zygote
 MESSAGE = 1 << 16
 START_S = 120.0  # to import everything; the first time ever, numba compiles
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-
+PR_SET_PDEATHSIG = 1
 
 Run = Callable[[str, dict[str, Any], dict[str, int], list[int]], None]  # name, order, shared descriptors, its own
 
 
 class ZygoteDied(ProcessFailed):
-    """The process that all others come from has gone."""
+    """The process that forks all others has died."""
 
 
 class Zygote:
-    """The supervisor's end. `start` it as early as possible: its imports take as long as ours."""
+    """The supervisor's end. Start it as early as possible: its imports take as long as the caller's."""
 
     def __init__(self, light: bool = False) -> None:
         self.name = zygote_name(light)
@@ -62,13 +63,13 @@ class Zygote:
             "VELDT_PATH": json.dumps([path for path in sys.path if isinstance(path, str)]),
             LIGHT: "1" if light else "",
         }
-        # -P: what lies in the working directory, such as the user's own json.py, is not imported unless it is on our path.
+        # -P: modules in the working directory, such as the user's own json.py, are imported only if it is on our path.
         code = (
             "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('VELDT_PATH')); "
             "from veldt.runtime.local.zygote import main; main()"
         )
-        command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid()), " " * PAD]
-        # A session of its own: a Ctrl-C in the terminal reaches the supervisor alone.
+        command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid())]
+        # In a new session, so that Ctrl-C in the terminal reaches only the supervisor.
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -87,25 +88,25 @@ class Zygote:
                 raise ZygoteDied(f"the {self.name} was not ready after {START_S:.0f} s")
 
     def share(self, descriptors: dict[str, int]) -> None:
-        """Descriptors that every child forked from now on has, by name."""
+        """Gives all children forked from now on these descriptors, by name."""
         names = list(descriptors)
-        for first in range(0, len(names), MOST_FDS):
-            part = names[first : first + MOST_FDS]
+        for first in range(0, len(names), MAX_FDS):
+            part = names[first : first + MAX_FDS]
             self._send({"share": part}, [descriptors[name] for name in part])
 
     def fork(self, name: str, order: dict[str, Any], fds: list[int]) -> None:
-        """`events` will tell the pid, and later the exit status, of this child."""
+        """`events` reports the pid of this child and, later, its exit status."""
         self._send({"fork": name, "order": order}, fds)
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened since: {"forked": name, "pid": n} and {"exited": pid, "status": n}."""
+        """Events since the last call: {"forked": name, "pid": n} and {"exited": pid, "status": n}."""
         out = []
         while (message := self._receive(0.0)) is not None:
             out.append(message)
         return out
 
     def close(self) -> None:
-        """Ends it, and every child with it."""
+        """Kills it, and all its children."""
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5.0)
@@ -122,7 +123,7 @@ class Zygote:
             return None
         try:
             data = self.socket.recv(MESSAGE)
-        except ConnectionResetError:  # it had not read all that it was told
+        except ConnectionResetError:  # it died with unread messages
             data = b""
         if not data:
             raise ZygoteDied(f"the {self.name} died with exit status {self.process.wait(5.0)}")
@@ -132,7 +133,7 @@ class Zygote:
 
 
 def readable(fds: Iterable[int], seconds: float) -> list[int]:
-    """Those that can be read, or have ended, waiting so long for the first. (select takes no more than 1024.)"""
+    """The descriptors that can be read or have ended; waits this long for the first. (select is limited to 1024.)"""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -143,64 +144,49 @@ def zygote_name(light: bool) -> str:
     return "light zygote" if light else "zygote"
 
 
-_early: dict[bool, Zygote] = {}  # light -> the one of this kind
+_early: dict[bool, Zygote] = {}  # light -> the zygote of this kind
 
 
 def start_early(light: bool = False) -> None:
-    """Starts the zygote of a kind before it is known what it will be asked for."""
+    """Starts a zygote before it is known whether it will be used."""
     if light not in _early:
         _early[light] = Zygote(light)
 
 
 def take(light: bool = False) -> Zygote:
-    """The one that was started early, or a new one."""
+    """The zygote that was started early, or a new one."""
     return _early.pop(light, None) or Zygote(light)
 
 
 def discard() -> None:
-    """Ends those that were started early and turned out not to be needed."""
+    """Ends zygotes that were started early and not taken."""
     while _early:
         _early.popitem()[1].close()
 
 
-def prctl(option: int, value: Any) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when its parent goes. `parent` is who it was: it may be gone already."""
-    prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    """Makes the kernel kill this process when its parent dies. `parent` is the expected pid: it may be dead already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent:
         os._exit(1)
 
 
 def ignore_signals() -> None:
-    """Only the supervisor acts on signals, also where they are sent to the whole group. (A handler that does nothing: what
-    is ignored outright would be ignored by an environment's own processes as well.)"""
+    """Leaves signals to the supervisor, even if they are sent to the whole process group. (A handler that does nothing, not
+    SIG_IGN, which an environment's own child processes would inherit.)"""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
 
 
-def set_title(title: str) -> None:
-    """What ps and top show: the kernel's short name, and the command line, which is written over."""
-    prctl(PR_SET_NAME, ctypes.c_char_p(title.encode()[:15]))
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
-        if end - start > PAD:
-            ctypes.memset(start, 0, end - start)
-            ctypes.memmove(start, title.encode()[: end - start - 1], min(len(title.encode()), end - start - 1))
-
-
 def main() -> None:
-    """The zygote itself: imports, then forks on demand, and reaps."""
+    """The zygote's process: imports, then forks children on request, and reaps them."""
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     ignore_signals()
     light = bool(os.environ.get(LIGHT))
-    set_title(f"veldt {zygote_name(light)}")
+    setproctitle(f"veldt {zygote_name(light)}")
     if not light:
         import torch
 
@@ -209,22 +195,20 @@ def main() -> None:
 
     process.preload(light)
     gc.collect()
-    gc.freeze()  # what is here now will never be garbage: no child touches these pages to find out
+    gc.freeze()  # these objects are never garbage: so children do not copy their pages during collections
     assert threading.active_count() == 1 and len(os.listdir("/proc/self/task")) == 1, "the zygote has threads"
     if light and (heavy := {"torch", "numba"} & sys.modules.keys()):
         names = " and ".join(sorted(heavy))
-        print(f"veldt: a plugin has imported {names}: actors will need more memory than they should", file=sys.stderr)
+        print(f"veldt: a plugin has imported {names}: actors will use more RAM than needed", file=sys.stderr)
     if not light:
         assert not torch.cuda.is_initialized(), "the zygote has initialised CUDA"  # type: ignore[no-untyped-call]
     Server(socket.socket(fileno=handle), process.run).serve()
 
 
 class Server:
-    """The zygote's own end."""
+    """The zygote's end of the socket."""
 
-    def __init__(
-        self, connection: socket.socket, run: Callable[[str, dict[str, Any], dict[str, int], list[int]], None]
-    ) -> None:
+    def __init__(self, connection: socket.socket, run: Run) -> None:
         self.socket, self.run = connection, run
         self.descriptors: dict[str, int] = {}
         self.wakeup, alarm = os.pipe()
@@ -234,7 +218,7 @@ class Server:
         self.alarm = alarm
 
     def serve(self) -> None:
-        self._tell({"ready": True})
+        self._send({"ready": True})
         while True:
             ready = readable([self.socket.fileno(), self.wakeup], IDLE_S)
             if self.wakeup in ready:
@@ -242,14 +226,14 @@ class Server:
                 self._reap()
             if self.socket.fileno() in ready:
                 try:
-                    data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE, MOST_FDS)
-                except ConnectionResetError:  # the supervisor has not even read what we told
+                    data, fds, _, _ = socket.recv_fds(self.socket, MESSAGE, MAX_FDS)
+                except ConnectionResetError:  # the supervisor died with unread messages
                     data = b""
                 if not data:
-                    os._exit(0)  # the supervisor is gone, and the kernel is about to say so
-                self._obey(json.loads(data), fds)
+                    os._exit(0)  # the supervisor has died, and the kernel is about to kill us
+                self._handle(json.loads(data), fds)
 
-    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         if "share" in message:
             self.descriptors |= dict(zip(message["share"], fds, strict=True))
             return
@@ -266,7 +250,7 @@ class Server:
             os._exit(0)
         for fd in fds:
             os.close(fd)
-        self._tell({"forked": name, "pid": pid})
+        self._send({"forked": name, "pid": pid})
 
     def _reap(self) -> None:
         while True:
@@ -276,9 +260,9 @@ class Server:
                 return
             if pid == 0:
                 return
-            self._tell({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+            self._send({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
             self.socket.send(json.dumps(message).encode())
         except OSError:

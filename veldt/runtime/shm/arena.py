@@ -13,19 +13,20 @@ from veldt.machine import available_memory
 from veldt.records.tree import Array
 from veldt.runtime.shm.memory import PAGE, reserve
 
-LARGE = 64 << 20  # bytes; more is checked against what is free: the kernel may kill a process that asks for too much
+LARGE = 64 << 20  # bytes; larger arrays are checked against free RAM: the kernel may kill a process that asks for too much
 
 
 class Arena:
-    """Arrays in memory that outlives this process. Whoever asks for the same arrays in the same order finds them again."""
+    """Arrays in shared memory that outlives this process. A successor that asks for the same arrays in the same order finds
+    their contents."""
 
     def __init__(self, fd: int, blocks: int | None = None) -> None:
         self.fd, self._blocks = fd, blocks
-        self.found = os.fstat(fd).st_size > 0  # an earlier life has made them
+        self.found = os.fstat(fd).st_size > 0  # an earlier incarnation has made the arrays
         self._at = 0
 
     def apart(self) -> Arena:
-        """Where blocks lie: a memory of their own, if there is one, which others can map without the rest."""
+        """The arena for blocks: separate shared memory, if there is one, which other processes can map without the rest."""
         return self if self._blocks is None else Arena(self._blocks)
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
@@ -39,7 +40,7 @@ class Arena:
                     f"{nbytes / 1e6:,.1f} MB of shared memory are needed, {free:,.1f} MB are free; lower store.capacity."
                 )
             reserve(self.fd, stop)
-        # Each array has a mapping of its own, which lives as long as the array does.
+        # Each array has a mapping of its own, which is unmapped with the array.
         array: Array = np.ndarray(shape, dtype, mmap.mmap(self.fd, stop - self._at, offset=self._at))
         self._at = stop
         return array

@@ -1,11 +1,11 @@
-"""Bell: wakes a process that sleeps until something happens. It signals and never locks."""
+"""Bell: wakes a sleeping process. It signals and never locks."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any, Protocol
 
-from veldt.runtime.shm.memory import FUTEX, Memory
+from veldt.runtime.shm.memory import FUTEX, SharedMemory
 
 
 def _libc() -> Any:
@@ -27,15 +27,15 @@ _WAIT, _WAKE = 0, 1
 
 
 class Bell:
-    """Two words of shared memory: how often it rang, and whether its owner sleeps. It signals and never locks.
+    """Two words of shared memory: how often it rang, and whether its owner sleeps.
 
-    A ring may get lost when it comes in the very moment in which the owner falls asleep, so no sleep is longer than
-    `LONGEST`, and whoever wakes looks for work again.
+    A ring can be lost if it comes at the moment when the owner falls asleep. So no sleep is longer than `LONGEST`, and an
+    owner that wakes up always looks for work.
     """
 
     LONGEST = 0.05  # seconds
 
-    def __init__(self, memory: Memory, offset: int) -> None:
+    def __init__(self, memory: SharedMemory, offset: int) -> None:
         self._words = memory.words(offset, 2)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory.map, offset))
         self._time = (ctypes.c_long * 2)()
@@ -48,11 +48,11 @@ class Bell:
             _syscall(FUTEX, self._address, _WAKE, 1, None, None, 0)
 
     def rung(self) -> int:
-        """To be asked before looking for work, and told to `wait` if there was none."""
+        """How often it rang. Read it before looking for work, and pass it to `wait` if there was none."""
         return self._words[0]
 
     def wait(self, since: int, seconds: float = LONGEST) -> None:
-        """Sleeps until it rings, unless it has rung `since`."""
+        """Sleeps until it rings, or returns at once if it has rung more often than `since`."""
         words = self._words
         words[1] = 1
         if words[0] == since:
@@ -61,7 +61,7 @@ class Bell:
         words[1] = 0
 
 
-class Rings(Protocol):
-    """What wakes a process: its `Bell`, or something like it."""
+class Waker(Protocol):
+    """Wakes a process: a `Bell`, or an `EventBell`."""
 
     def ring(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Format: the names, types and shapes of a message's arrays, and where each lies in memory."""
+"""Format: the names, types and shapes of a message's arrays, and the offset of each in shared memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import math
 import numpy as np
 
 from veldt.records.tree import Array, Tree
-from veldt.runtime.shm.memory import Memory
+from veldt.runtime.shm.memory import SharedMemory
 
-ALIGN = 8  # bytes, of arrays
+ALIGN = 8  # bytes; arrays begin at multiples of this
 Bytes = bytes | memoryview
 
 
 class Format:
-    """The names, types and shapes of a message's arrays, and where each lies in its slot."""
+    """The names, types and shapes of a message's arrays, and the offset of each in a slot."""
 
     def __init__(self, columns: list[tuple[str, str, tuple[int, ...]]]) -> None:
         self.columns, self.offsets = columns, []
@@ -37,7 +37,7 @@ class Format:
     def load(cls, data: bytes) -> Format:
         return cls([(str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in json.loads(data)])
 
-    def views(self, memory: Memory, offset: int) -> Tree:
+    def views(self, memory: SharedMemory, offset: int) -> Tree:
         parts = zip(self.columns, self.offsets, strict=True)
         return {name: memory.array(offset + at, shape, dtype) for (name, dtype, shape), at in parts}
 

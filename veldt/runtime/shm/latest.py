@@ -1,4 +1,4 @@
-"""Latest: a value of which the newest wins, for one writer and many readers. Weights travel by it."""
+"""Latest: the newest version of a value, for one writer and many readers. Weights are published this way."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 
 from veldt.records.tree import Array, Tree
 from veldt.runtime.shm.format import Format
-from veldt.runtime.shm.memory import CHECKED, PAGE, Memory
+from veldt.runtime.shm.memory import CHECKED, PAGE, SharedMemory
 
-VERSION, SIZE, TAG, CHECKSUM = 0, 1, 2, 4  # words; the tags and the checksums are two each, one for each slot
+VERSION, SIZE, TAG, CHECKSUM = 0, 1, 2, 4  # words; there are two tags and two checksums, one for each slot
 LENGTH, FORMAT = 6, 56  # the word with the length of the format, and the byte where the format begins
 
 
 class Latest:
-    """Two slots: the parity of the version says which one is whole.
+    """Two slots: the parity of the version says which one is complete.
 
-    A reader takes what it copied only if the version has not changed meanwhile; a writer that dies has not changed it.
+    A reader keeps its copy only if the version has not changed meanwhile. A writer that is killed has not changed it.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._memory: Memory | None = None
+        self._memory: SharedMemory | None = None
 
     def _map(self) -> bool:
         if self._memory is None and os.fstat(self.fd).st_size:
-            memory = Memory(self.fd)
+            memory = SharedMemory(self.fd)
             self._words = memory.words(0, PAGE // 8)
             if self._words[VERSION]:
                 self._open(memory)
         return self._memory is not None
 
-    def _open(self, memory: Memory) -> None:
+    def _open(self, memory: SharedMemory) -> None:
         self.format = Format.load(bytes(memory.map[FORMAT : FORMAT + self._words[LENGTH]]))
         size = self._words[SIZE]
         self._slots = [memory.array(PAGE + i * (-(-size // PAGE) * PAGE), (size,), np.uint8) for i in range(2)]
@@ -42,14 +42,14 @@ class Latest:
     def _lay_out(self, format_: Format) -> None:
         described = format_.dump()
         assert FORMAT + len(described) <= PAGE, described
-        memory = Memory(self.fd, PAGE + 2 * (-(-format_.nbytes // PAGE) * PAGE))
+        memory = SharedMemory(self.fd, PAGE + 2 * (-(-format_.nbytes // PAGE) * PAGE))
         self._words = memory.words(0, PAGE // 8)
         self._words[SIZE], self._words[LENGTH] = format_.nbytes, len(described)
         memory.map[FORMAT : FORMAT + len(described)] = described
         self._open(memory)
 
     def write(self, tag: int, value: Tree) -> None:
-        """`tag` is a number that travels with the value and identifies it. All values have the format of the first."""
+        """`tag` identifies the value. All values have the format of the first one."""
         format_ = Format.of(value)
         if not self._map():
             self._lay_out(format_)
@@ -63,12 +63,12 @@ class Latest:
         self._words[VERSION] = version
 
     def read(self, have: int) -> tuple[int, Tree] | None:
-        """(tag, copy of the value), unless the newest has the tag `have`, or the writer was faster ten times in a row."""
+        """(tag, copy of the value). None: the newest has the tag `have`, or ten copies in a row were overwritten."""
         found = self.read_bytes(have)
         return None if found is None else (found[0], self.format.split(found[1]))
 
     def read_bytes(self, have: int) -> tuple[int, Array] | None:
-        """As `read`, with the bytes of all arrays as they lie in the slot."""
+        """Like `read`, with the bytes of all arrays as they are in the slot."""
         if self._memory is None and not self._map():
             return None
         words = self._words

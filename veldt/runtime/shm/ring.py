@@ -1,7 +1,7 @@
 """Ring: one writer, one reader, a bounded number of messages. A stream is one ring, a call is two.
 
-Nothing is locked. A writer that is killed in the middle of a write leaves a message that was never committed, and its
-successor overwrites it.
+There are no locks. A writer that is killed in the middle of a write leaves an uncommitted message, which its successor
+overwrites.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ import zlib
 from typing import Any
 
 from veldt.records.tree import Tree, read_only
-from veldt.runtime.shm.bell import Rings
+from veldt.runtime.shm.bell import Waker
 from veldt.runtime.shm.format import Bytes, Format
-from veldt.runtime.shm.memory import CHECKED, PAGE, Memory
+from veldt.runtime.shm.memory import CHECKED, PAGE, SharedMemory
 
 LINE = 64  # bytes of a cache line, on which slots begin
 
 
 class Torn(RuntimeError):
-    """A message that is not what was written. It cannot happen; if it does, nothing may go on."""
+    """A message was published but is not intact. This is a bug or broken hardware, so the process must not continue."""
 
 
-# A ring: a page of words, a page for each of the formats its messages may have, then the slots.
-SHAPE, FORMATS = 0, 1  # the shape is slots * 2^40 + bytes of a slot, in one word: it changes at once or not at all
+# Layout of a ring: a page of words, a page for each message format, then the slots.
+SHAPE, FORMATS = 0, 1  # the shape is slots * 2^40 + bytes of a slot, in one word, so that it changes atomically
 HEAD, TAIL = 8, 16  # on cache lines of their own: messages written and messages read, ever
-MOST_FORMATS = 8
+MAX_FORMATS = 8
 FORMAT_BYTES = PAGE
 COMMIT, LENGTH, FORMAT, CHECKSUM = 0, 1, 2, 3  # the words at the start of each slot
 SLOT_HEADER = 64
 
 
 def _ring_bytes(slots: int, slot_bytes: int) -> int:
-    """Bytes of a ring of so many slots, which is where the next slot would begin."""
-    return PAGE + MOST_FORMATS * FORMAT_BYTES + slots * (SLOT_HEADER + slot_bytes)
+    """Bytes of a ring with this number of slots, which is also the offset of the next slot."""
+    return PAGE + MAX_FORMATS * FORMAT_BYTES + slots * (SLOT_HEADER + slot_bytes)
 
 
 class Ring:
-    """What both ends of a ring share. A message is a flat dict of arrays (a Tree); slots are reused in turn."""
+    """What reader and writer have in common. A message is a flat dict of arrays (a Tree); slots are reused in turn."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._memory: Memory | None = None
+        self._memory: SharedMemory | None = None
         self._words = memoryview(b"")
         self._shape = 0
 
-    def _map(self) -> Memory | None:
-        """The memory, if its writer has laid it out; anew, if the writer has since made the slots larger."""
+    def _map(self) -> SharedMemory | None:
+        """The mapping, made again after the writer has made the slots larger. None: the ring is not laid out yet."""
         if self._memory is None and os.fstat(self.fd).st_size == 0:
             return None
         if self._memory is None or self._words[SHAPE] != self._shape:
-            memory = Memory(self.fd)
+            memory = SharedMemory(self.fd)
             shape = memory.words(0, 1)[SHAPE]
             if shape == 0:
                 return None
             self.slots, self.slot_bytes = divmod(shape, 1 << 40)
             if memory.nbytes < _ring_bytes(self.slots, self.slot_bytes):
-                memory = Memory(self.fd)  # it grew between the two looks, and had its size before its shape
+                memory = SharedMemory(self.fd)  # it grew after it was mapped: the size changes before the shape
             self._memory, self._words, self._shape = memory, memory.words(0, PAGE // 8), shape
             self._at = [_ring_bytes(i, self.slot_bytes) for i in range(self.slots)]
             self._headers = [memory.words(at, SLOT_HEADER // 8) for at in self._at]
@@ -96,36 +96,36 @@ class Ring:
 
     @property
     def waiting(self) -> int:
-        """Messages that were written and not yet read."""
+        """Messages written and not yet read."""
         return 0 if self._map() is None else self._words[HEAD] - self._words[TAIL]
 
     @property
     def written(self) -> int:
-        """Messages ever written, over all lives of the writer."""
+        """Messages ever written, over all incarnations of the writer."""
         return 0 if self._map() is None else self._words[HEAD]
 
     @property
     def popped(self) -> int:
-        """Messages ever popped, over all lives of the reader."""
+        """Messages ever popped, over all incarnations of the reader."""
         return 0 if self._map() is None else self._words[TAIL]
 
 
 class Writer(Ring):
-    """The writing end. Slots are as large as the largest message so far; a larger one waits until all others are read.
+    """The writing end. Slots are as large as the largest message so far; a larger one waits until the ring is empty.
 
-    Its reader's bell rings with every message; with `later` only when `ring` is called, once for all since the last time.
+    The reader's bell rings with every message; with `later`, only once per call of `ring`.
     """
 
     def __init__(
-        self, fd: int, reader: Rings | None = None, budget: int = 16 << 20, most: int = 64, later: bool = False
+        self, fd: int, reader: Waker | None = None, budget: int = 16 << 20, max_slots: int = 64, later: bool = False
     ) -> None:
         super().__init__(fd)
-        self.reader, self.budget, self.most, self.later = reader, budget, most, later
-        self._owed = False  # a ring
+        self.reader, self.budget, self.max_slots, self.later = reader, budget, max_slots, later
+        self._unrung = False  # messages were put since the bell rang
         self._known: dict[Any, int] = {}  # format of a message -> its number
 
     def put(self, tree: Tree) -> bool:
-        """False: all slots hold messages that were not read; keep it and try again."""
+        """False: the ring is full; keep the message and try again."""
         key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
         number = self._known.get(key)
         if number is None:
@@ -133,7 +133,7 @@ class Writer(Ring):
         return self._put(number, tree)
 
     def put_bytes(self, format_: Format, data: Bytes) -> bool:
-        """As `put`, with the bytes of all arrays as they are to lie in the slot."""
+        """Like `put`, with the bytes of all arrays as the slot will hold them."""
         number = self._known.get(format_)
         if number is None:
             number = self._known[format_] = self._number(format_)
@@ -154,25 +154,25 @@ class Writer(Ring):
         self._write(slot, number, message)
         self._commit(slot, head)
         self._publish(head)
-        self._owed = True
+        self._unrung = True
         if not self.later:
             self.ring()
         return True
 
     def ring(self) -> None:
-        if self._owed and self.reader is not None:
+        if self._unrung and self.reader is not None:
             self.reader.ring()
-        self._owed = False
+        self._unrung = False
 
     def recent(self) -> list[Tree]:
-        """Views of the newest messages, read or not, of whichever life: those that no other was written over."""
+        """Views of the newest messages, read or not, of any incarnation, that have not been overwritten."""
         head = self.written
         if head == 0:
             return []
         slots = [n % self.slots for n in range(max(0, head - self.slots), head) if self._holds(n % self.slots, n)]
         return [self._slot_views(slot, self._headers[slot][FORMAT]) for slot in slots]
 
-    # The four steps of a write. A kill between any two of them leaves nothing that a reader would take.
+    # The four steps of a write. If the process is killed between any two of them, readers do not see the message.
 
     def _reserve(self, slot: int) -> None:
         self._headers[slot][COMMIT] = 0
@@ -197,27 +197,27 @@ class Writer(Ring):
         self._words[HEAD] = head + 1
 
     def _lay_out(self, nbytes: int) -> None:
-        """Gives the ring, which must be empty, slots of at least this size."""
+        """Gives an empty ring slots of at least this size."""
         nbytes = -(-nbytes // LINE) * LINE
         size = SLOT_HEADER + nbytes
-        slots = max(2, min(self.most, self.budget // size))
-        memory = Memory(self.fd, _ring_bytes(slots, nbytes))
+        slots = max(2, min(self.max_slots, self.budget // size))
+        memory = SharedMemory(self.fd, _ring_bytes(slots, nbytes))
         memory.words(0, 1)[SHAPE] = slots << 40 | nbytes
         formats = self._formats if self._memory is not None else []
         self._map()
         self._formats = formats
 
     def _number(self, new: Format) -> int:
-        """Of a format in this ring, which learns it if it is new."""
+        """The number of a format in this ring; a new one is added."""
         if self._map() is None:
             self._lay_out(new.nbytes)
         assert self._memory is not None
-        self._read_formats()  # those of an earlier life of this writer
+        self._read_formats()  # of an earlier incarnation of this writer
         number = next((i for i, known in enumerate(self._formats) if known.columns == new.columns), None)
         if number is None:
             number, data = len(self._formats), new.dump()
-            if number == MOST_FORMATS or len(data) > FORMAT_BYTES - 8:
-                raise ValueError(f"too many formats in one stream, or too long a one: {data!r}")
+            if number == MAX_FORMATS or len(data) > FORMAT_BYTES - 8:
+                raise ValueError(f"too many formats in one stream, or the format is too long: {data!r}")
             at = PAGE + number * FORMAT_BYTES
             self._memory.words(at, 1)[0] = len(data)
             self._memory.map[at + 8 : at + 8 + len(data)] = data
@@ -227,19 +227,19 @@ class Writer(Ring):
 
 
 class Reader(Ring):
-    """The reading end: `peek` gives views of the oldest message, which stay good until `pop` frees its slot."""
+    """The reading end: `peek` gives views of the oldest message, which are valid until `pop` frees its slot."""
 
-    def __init__(self, fd: int, writer: Rings | None = None) -> None:
+    def __init__(self, fd: int, writer: Waker | None = None) -> None:
         super().__init__(fd)
         self.writer = writer
 
     def peek(self, ahead: int = 0) -> Tree | None:
-        """Views of the message so many behind the oldest; None: it has not come."""
+        """Views of the message this many behind the oldest; None: there is none yet."""
         slot = self._find(ahead)
         return None if slot is None else self._slot_views(slot, self._headers[slot][FORMAT])
 
     def peek_bytes(self, ahead: int = 0) -> tuple[Format, memoryview] | None:
-        """As `peek`, with the bytes of all arrays as they lie in the slot."""
+        """Like `peek`, with the bytes of all arrays as they are in the slot."""
         slot = self._find(ahead)
         if slot is None:
             return None
@@ -254,11 +254,11 @@ class Reader(Ring):
         number = words[TAIL] + ahead
         if words[HEAD] <= number:
             return None
-        if words[SHAPE] != self._shape:  # asked after the head: the message may be the first in larger slots
+        if words[SHAPE] != self._shape:  # read after the head: the message may be the first in larger slots
             self._map()
         slot = number % self.slots
-        if not self._sound(slot, number):
-            raise Torn(f"message {number} of a stream was never committed, or changed after that")
+        if not self._wait_intact(slot, number):
+            raise Torn(f"message {number} of a ring was not committed, or changed after that")
         return slot
 
     def _slot_views(self, slot: int, format_: int) -> Tree:
@@ -266,16 +266,16 @@ class Reader(Ring):
             read_only(super()._slot_views(slot, format_))
         return self._views[slot, format_]
 
-    def _sound(self, slot: int, number: int) -> bool:
-        if self._whole(slot, number):
+    def _wait_intact(self, slot: int, number: int) -> bool:
+        if self._is_intact(slot, number):
             return True
-        deadline = time.monotonic() + 1.0  # where stores become visible in any order, the last may take a moment
+        deadline = time.monotonic() + 1.0  # on CPUs that reorder stores, the last may become visible later
         while CHECKED and time.monotonic() < deadline:
-            if self._whole(slot, number):
+            if self._is_intact(slot, number):
                 return True
         return False
 
-    def _whole(self, slot: int, number: int) -> bool:
+    def _is_intact(self, slot: int, number: int) -> bool:
         header = self._headers[slot]
         if not self._holds(slot, number):
             return False
@@ -285,4 +285,4 @@ class Reader(Ring):
         words = self._words
         words[TAIL] = tail = words[TAIL] + 1
         if self.writer is not None and 2 * (words[HEAD] - tail) <= self.slots:
-            self.writer.ring()  # one that waits for room has half of the slots then, and is not woken for each
+            self.writer.ring()  # a waiting writer is woken when half of the slots are free, not for each one
