@@ -129,11 +129,11 @@ def test_an_array_is_mapped_by_all_nodes_that_are_given_it_and_saved() -> None:
         nodes.step()
         nodes.step()
         state = nodes.state()
-    assert state["arrays"]["a/total"].tolist() == [[0, 0, 0], [22, 22, 22]]
+    assert state["/arrays"]["a/total"].tolist() == [[0, 0, 0], [22, 22, 22]]
     with Inline().start(plan) as nodes:
         nodes.load_state(state)
         nodes.step()
-        assert nodes.state()["arrays"]["a/total"][1].tolist() == [33, 33, 33]
+        assert nodes.state()["/arrays"]["a/total"][1].tolist() == [33, 33, 33]
 
 
 def test_all_are_closed_after_an_error() -> None:

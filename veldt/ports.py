@@ -24,6 +24,9 @@ and `recv` with the same integers returns the reply or None. `after` names a met
 (work that callers need not wait for), `due` an attribute: the time by which a reply will be ready, in seconds of
 `time.monotonic`.
 
+At most 8 calls of one caller to a node are open at a time. A caller that was restarted and calls again replaces the call
+that its earlier incarnation had open; a reply to a dead caller is lost.
+
 **latest**: the method returns a NamedTuple that begins with an integer, its version; None if the caller has that version.
 
 Delivery: each message has a number in its channel, counted over all lives of both ends. A message is taken off its ring
@@ -36,6 +39,7 @@ Arguments and results are arrays, dicts of arrays, numbers, None, and NamedTuple
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +53,7 @@ from veldt.records.tree import Tree
 F = TypeVar("F", bound=Callable[..., Any])
 STREAM, CALL, LATEST = "stream", "call", "latest"
 MARK = "_veldt_port"
+EMPTY = inspect.Parameter.empty
 
 
 class Codec(Protocol):
@@ -129,26 +134,29 @@ def ports_of(node_class: type) -> dict[str, Port]:
         for owner in node_class.__mro__:
             marked = vars(owner).get(name)
             if hasattr(marked, MARK):
-                found[name] = _port(name, owner, marked)
+                found[name] = _port(name, node_class, marked)
                 break
     return found
 
 
-def _port(name: str, owner: type, method: Any) -> Port:
+def _port(name: str, node_class: type, method: Any) -> Port:
     kind, options, codec = getattr(method, MARK)
-    hints = get_type_hints(method)
-    names = [p for p in inspect.signature(method).parameters if p not in ("self", "source")]
-    values = [value_of(hints.get(p, Any), f"{owner.__name__}.{name}: {p}") for p in names] if codec is None else []
-    replies = get_type_hints(getattr(owner, options["reply"])) if options.get("reply") else hints
-    refuses = hints.get("return") is not NoneType
+    where, hints = f"{node_class.__name__}.{name}", get_type_hints(method)
+    parameters = {p.name: p.default for p in inspect.signature(method).parameters.values()}
+    names = [p for p in parameters if p not in ("self", "source")]
+    values = [value_of(hints.get(p, Any), f"{where}: {p}") for p in names] if codec is None else []
+    replies = get_type_hints(getattr(node_class, options["reply"])) if options.get("reply") else hints
+    result = value_of(replies.get("return", Any), f"the result of {where}")
+    if name.startswith("_") or (kind == CALL and result.kind is NoneType):
+        raise TypeError(f"{where} cannot be a port: its name must be public, and a call must return something")
     return Port(
         name,
         kind,
-        codec or Arguments(tuple(names), tuple(values)),
-        value_of(replies.get("return", Any), f"the result of {owner.__name__}.{name}"),
-        tuple(i for i, value in enumerate(values) if value.kind is int),
-        refuses=refuses,
-        source="source" in inspect.signature(method).parameters,
+        codec or Arguments(tuple(names), tuple(values), tuple(parameters[p] for p in names)),
+        result,
+        tuple(i for i, value in enumerate(values) if value.kind is int and not value.optional),
+        refuses=hints.get("return") is not NoneType,
+        source="source" in inspect.signature(getattr(node_class, name)).parameters,
         **options,
     )
 
@@ -164,7 +172,7 @@ class Value(NamedTuple):
         if value is None:
             assert self.optional or self.kind is NoneType, f"{name} is None"
         elif self.kind is dict:
-            message |= {f"{name}/{key}": x for key, x in value.items()}
+            message.update(zip(prefixed(name, tuple(value)), value.values(), strict=True))
         elif self.fields:
             for i, (part, kind) in enumerate(self.fields):
                 kind.pack(f"{name}.{part}", value[i], message)
@@ -174,8 +182,8 @@ class Value(NamedTuple):
     def unpack(self, name: str, message: Tree) -> Any:
         """Arrays are views of the message."""
         if self.kind is dict:
-            start = len(name) + 1
-            return {key[start:]: x for key, x in message.items() if key.startswith(f"{name}/")}
+            keys = keys_under(name, tuple(message))
+            return None if self.optional and not keys else {short: message[key] for short, key in keys}
         if self.fields:
             if self.optional and not any(_under(key, name) for key in message):
                 return None
@@ -187,10 +195,23 @@ class Value(NamedTuple):
 
     def copy(self, name: str, message: Tree) -> Any:
         """As `unpack`, with arrays of its own."""
+        if self.kind is dict and not self.optional:
+            return {short: message[key].copy() for short, key in keys_under(name, tuple(message))}
         return self.unpack(name, {key: x.copy() for key, x in message.items() if _under(key, name)})
 
 
 DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
+
+
+@functools.cache
+def keys_under(name: str, keys: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The keys of a dict that is in a message under a name, and those that they have there."""
+    return [(key[len(name) + 1 :], key) for key in keys if key.startswith(f"{name}/")]
+
+
+@functools.cache
+def prefixed(name: str, keys: tuple[str, ...]) -> list[str]:
+    return [f"{name}/{key}" for key in keys]
 
 
 def _under(key: str, name: str) -> bool:
@@ -224,11 +245,22 @@ class Arguments:
 
     names: tuple[str, ...]
     values: tuple[Value, ...]
+    defaults: tuple[Any, ...]  # inspect.Parameter.empty: none
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments in order, with those that were given by name or left out."""
+        if len(args) == len(self.names) and not kwargs:
+            return args
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        missing = [n for n, d in zip(self.names, self.defaults, strict=True) if n not in given and d is EMPTY]
+        if len(args) > len(self.names) or missing or not given.keys() <= set(self.names):
+            raise TypeError(f"takes the arguments {', '.join(self.names)}; got {args} and {kwargs}")
+        return tuple(given.get(name, default) for name, default in zip(self.names, self.defaults, strict=True))
 
     def pack(self, *args: Any) -> Tree:
         message: Tree = {}
-        for i, (name, value) in enumerate(zip(self.names, self.values, strict=True)):
-            value.pack(name, args[i] if i < len(args) else None, message)
+        for name, value, arg in zip(self.names, self.values, args, strict=True):
+            value.pack(name, arg, message)
         return message
 
     def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]:

@@ -76,6 +76,7 @@ class Node:
     threads: int = 1  # for tensor operations in its process
     light: bool = False  # needs no torch: a process of such nodes alone has none
     elsewhere: bool = False  # its process may be on another machine
+    keep: bool = False  # a restart goes on from its state, and a checkpoint waits for it
     examples: Mapping[str, Examples] = field(default_factory=dict)  # by port
     constants: Mapping[str, Any] = field(default_factory=dict)  # attributes of the object that its proxies have too
 
@@ -112,7 +113,7 @@ class Node:
     @property
     def everywhere(self) -> bool:
         """It keeps nothing but what is in shared cells and rows: every process that needs it builds its own."""
-        return self.has(CELL) or self.has(ROWS)
+        return (self.has(CELL) or self.has(ROWS)) and not self.is_worker
 
 
 @dataclass
@@ -142,6 +143,7 @@ class Program:
         threads: int = 1,
         light: bool = False,
         elsewhere: bool = False,
+        keep: bool = False,
         examples: Mapping[str, Examples] | None = None,
         constants: Mapping[str, Any] | None = None,
         **kwargs: Any,
@@ -153,7 +155,7 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        options = (place, gpus, threads, light, elsewhere, examples or {}, constants or {})
+        options = (place, gpus, threads, light, elsewhere, keep, examples or {}, constants or {})
         self.nodes[name] = Node(name, build, args, kwargs, self.prefix, *options)
         return Ref(name)
 

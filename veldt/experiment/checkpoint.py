@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from safetensors import SafetensorError
@@ -160,7 +161,7 @@ class Checkpoints:
                 first, stop, arrays = store.blocks(start, most)
                 if first >= stop:  # gone before they could be copied
                     continue
-                file = {"file": f"{name.replace('/', '-')}-{first:012d}.safetensors", "first": first, "stop": stop}
+                file = {"file": f"{quote(name, '')}-{first:012d}.safetensors", "first": first, "stop": stop}
                 aside = self.blocks / f".aside-{file['file']}"
                 file |= write_arrays(aside, arrays)
                 self._new.append(self.blocks / file["file"])
@@ -183,7 +184,9 @@ class Checkpoints:
                     weights.setdefault(node, {})[name.removeprefix("weights/")] = value
                 else:
                     arrays[f"{node}:{name}"] = value
-        manifest["weights"] = {node: _weights_file(node, len(weights)) for node in weights}
+        manifest["weights"] = {
+            node: WEIGHTS if len(weights) == 1 else f"weights-{quote(node, '')}.safetensors" for node in weights
+        }
         files = {STATE: arrays} | {manifest["weights"][node]: x for node, x in weights.items()}
         manifest["files"] = {name: write_arrays(path / name, x) for name, x in files.items()}
         body = json.dumps(manifest)
@@ -280,10 +283,6 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _weights_file(node: str, nodes: int) -> str:
-    return WEIGHTS if nodes == 1 else f"weights-{node.replace('/', '-')}.safetensors"
 
 
 def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple[int, int]]:

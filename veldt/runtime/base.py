@@ -36,7 +36,7 @@ class Runtime(Protocol):
         """Builds the nodes; leaving the context ends them."""
 
 
-ARRAYS = "arrays"  # the key of the program's arrays in a state
+ARRAYS = "/arrays"  # the key of the program's arrays in a state
 
 
 def array_state(arrays: dict[str, Array]) -> dict[str, dict[str, Any]]:

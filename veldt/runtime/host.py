@@ -33,7 +33,7 @@ class Host:
 
     def step_worker(self, index: int) -> bool:
         began = time.perf_counter()
-        worked: bool = self.workers[index][1].step()
+        worked = bool(self.workers[index][1].step())
         if worked:
             self._busy[index] += time.perf_counter() - began
         return worked

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from veldt.ports import CALL, LATEST, RESULT, STREAM, Port
+from veldt.ports import CALL, LATEST, RESULT, STREAM, Arguments, Port
 from veldt.records.tree import Tree
 from veldt.shared import Cell
 
@@ -37,13 +37,13 @@ class CallerEnds(NamedTuple):
 
 
 class Proxy:
-    """Has a method for each port of a node, and its constants."""
+    """Has a method for each port of a node, and its constants. Names with an underscore are its own: no port has one."""
 
     def __init__(self, ports: Mapping[str, Port], ends: CallerEnds, constants: Mapping[str, Any] | None = None) -> None:
         vars(self).update(constants or {})
         index = {name: i for i, name in enumerate(ports)}
         self._outboxes: list[_Buffered] = []
-        self.calls = 0  # ever made
+        self._calls: _Calls | None = None
         if ends.stream is not None:
             stream = _Buffered(ends.stream)
             self._outboxes.append(stream)
@@ -51,7 +51,7 @@ class Proxy:
                 if port.kind == STREAM and not port.with_calls:
                     setattr(self, port.name, _Stream(port, index[port.name], stream))
         if ends.calls is not None and ends.replies is not None:
-            calls = _Calls(self, _Buffered(ends.calls), ends.replies)
+            calls = self._calls = _Calls(_Buffered(ends.calls), ends.replies)
             self._outboxes.append(calls.out)
             for port in ports.values():
                 if port.kind == CALL:
@@ -65,11 +65,22 @@ class Proxy:
             if port.kind == LATEST:
                 setattr(self, port.name, _Latest(port, ends.cells[port.name]))
 
-    def drain(self) -> None:
-        """Sends messages that had to wait for room."""
-        for outbox in self._outboxes:
-            if outbox.messages:
-                outbox.drain()
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name!r} of a node in another process cannot be used here: it is no port, or its examples are missing"
+        )
+
+
+def drain(proxy: Proxy) -> None:
+    """Sends messages that had to wait for room."""
+    for outbox in proxy._outboxes:
+        if outbox.messages:
+            outbox.drain()
+
+
+def makes_calls(proxy: Proxy) -> bool:
+    """Whether it has made any."""
+    return proxy._calls is not None and proxy._calls.made > 0
 
 
 class _Buffered:
@@ -104,13 +115,20 @@ class _Buffered:
         return True
 
 
+def _pack(port: Port, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Tree]:
+    """All arguments in order, and their message."""
+    if isinstance(port.arguments, Arguments):
+        args = port.arguments.bind(args, kwargs)
+    return args, port.arguments.pack(*args)
+
+
 class _Stream:
     def __init__(self, port: Port, index: int, out: _Buffered) -> None:
         self._port, self._out = port, out
         self._header = np.array([index], np.int64)
 
-    def __call__(self, *args: Any) -> bool | None:
-        message = {PORT: self._header, **self._port.arguments.pack(*args)}
+    def __call__(self, *args: Any, **kwargs: Any) -> bool | None:
+        message = {PORT: self._header, **_pack(self._port, args, kwargs)[1]}
         if self._port.refuses:
             return self._out.put(message)
         if not self._out.put(message):
@@ -118,35 +136,41 @@ class _Stream:
         return None
 
 
+Key = tuple[int, ...]  # the integers among the arguments of a call
+
+
 class _Calls:
     """The calls of one caller to one node. A reply has the number of its call; replies to an earlier life are dropped."""
 
-    def __init__(self, proxy: Proxy, out: _Buffered, replies: Inbox) -> None:
-        self._proxy, self.out, self._replies = proxy, out, replies
+    def __init__(self, out: _Buffered, replies: Inbox) -> None:
+        self.out, self._replies = out, replies
+        self.made = 0
+        self.waiting: dict[tuple[int, Key], int] = {}  # (port, key) -> the number of its open call
         self._open: dict[int, Port] = {}  # number of a call -> its port
         self._answers: dict[int, Any] = {}
-        self.waiting: dict[tuple[Any, ...], dict[int, int]] = {}  # key -> port -> number
 
-    def ask(self, port: Port, index: int, args: tuple[Any, ...], key: tuple[Any, ...]) -> bool:
-        number = self.out.ask({PORT: np.array([index, 0], np.int64), **port.arguments.pack(*args)})
+    def ask(self, port: Port, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        args, message = _pack(port, args, kwargs)
+        number = self.out.ask({PORT: np.array([index, 0], np.int64), **message})
         if number is None:
             return False
-        self._proxy.calls += 1
+        self.made += 1
         self._open[number] = port
-        self.waiting.setdefault(key, {})[index] = number
+        self.waiting[index, key_of(port, args)] = number
         return True
 
-    def answer(self, index: int, key: tuple[Any, ...]) -> Any:
+    def answer(self, index: int, key: Key) -> Any:
         """The reply to the open call of this port with this key; None: not yet."""
         self._collect()
-        number = self.waiting.get(key, {}).get(index)
+        number = self.waiting.get((index, key))
         if number is None or number not in self._answers:
             return None
-        del self.waiting[key][index]
+        del self.waiting[index, key]
         return self._answers.pop(number)
 
-    def forget(self, key: tuple[Any, ...]) -> None:
-        for number in self.waiting.pop(key, {}).values():
+    def forget(self, key: Key) -> None:
+        for place in [place for place in self.waiting if place[1] == key]:
+            number = self.waiting.pop(place)
             self._open.pop(number, None)
             self._answers.pop(number, None)
 
@@ -159,35 +183,39 @@ class _Calls:
             self._replies.pop()
 
 
+def key_of(port: Port, args: tuple[Any, ...]) -> Key:
+    return tuple([int(args[i]) for i in port.keys])
+
+
 class _Call:
     def __init__(self, port: Port, index: int, calls: _Calls) -> None:
         self._port, self._index, self._calls = port, index, calls
         self._not_yet = False if port.result.kind is bool else None
 
-    def _key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(int(args[i]) for i in self._port.keys if i < len(args))
-
-    def __call__(self, *args: Any) -> Any:
-        key = self._key(args)
-        if self._index not in self._calls.waiting.get(key, {}) and not self.send(*args):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self._port.arguments, Arguments):
+            args, kwargs = self._port.arguments.bind(args, kwargs), {}
+        key = key_of(self._port, args)
+        if (self._index, key) not in self._calls.waiting and not self.send(*args, **kwargs):
             return self._not_yet
         found = self._calls.answer(self._index, key)
         return self._not_yet if found is None else found
 
-    def send(self, *args: Any) -> bool:
-        return self._calls.ask(self._port, self._index, args, self._key(args))
+    def send(self, *args: Any, **kwargs: Any) -> bool:
+        return self._calls.ask(self._port, self._index, args, kwargs)
 
     def recv(self, *key: int) -> Any:
-        return self._calls.answer(self._index, tuple(int(part) for part in key))
+        return self._calls.answer(self._index, key)
 
 
 class _Cancel:
     def __init__(self, port: Port, index: int, calls: _Calls) -> None:
         self._port, self._index, self._calls = port, index, calls
 
-    def __call__(self, *args: Any) -> None:
-        self._calls.forget(tuple(int(args[i]) for i in self._port.keys))
-        self._calls.out.keep({PORT: np.array([self._index, 0], np.int64), **self._port.arguments.pack(*args)})
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        args, message = _pack(self._port, args, kwargs)
+        self._calls.forget(key_of(self._port, args))
+        self._calls.out.keep({PORT: np.array([self._index, 0], np.int64), **message})
 
 
 class _Latest:

@@ -39,16 +39,17 @@ class Replies(Outbox, Protocol):
 
 
 class StreamService:
-    """Calls the node with the messages that arrive, in order for each sender, until the node refuses one.
+    """Calls the node with the messages that arrive, in order for each sender.
 
-    Senders take turns, one message each. After a refusal the same sender is first next time, so that all get their share.
+    Senders take turns, one message each. Once a port has refused a message it gets no other one in this step, and the
+    sender of that message is first next time, so that all get their share. Other ports go on.
     """
 
     METRICS: ClassVar = STREAM
 
     def __init__(self, node: Any, ports: Mapping[str, Port], inboxes: Sequence[Requests]) -> None:
         self._node, self._inboxes = node, inboxes
-        self._ports = [(port, getattr(node, port.name, None)) for port in ports.values()]
+        self._ports: list[tuple[Port, Any]] = [(port, getattr(node, port.name, None)) for port in ports.values()]
         self.messages = self.bytes = 0  # ever
         self._polls = self._refused = 0  # polls that found messages; messages that the node refused
         self._fill = 0.0  # sum over polls of the fill of the fullest ring
@@ -61,26 +62,35 @@ class StreamService:
             return False
         self._polls += 1
         self._fill += max(n / self._inboxes[i].slots for i, n in enumerate(waiting) if n)
-        worked = False
+        worked, refused = False, set[int]()  # ports that refused a message in this step
+        turn, first = self._turn, -1
         while left:
-            turn = self._turn
             if waiting[turn]:
-                if not self._deliver(turn, self._inboxes[turn]):
-                    self._refused += 1
-                    return worked
-                waiting[turn] -= 1
-                left -= 1
-                worked = True
-            self._turn = (turn + 1) % len(waiting)
+                if self._deliver(turn, self._inboxes[turn], refused):
+                    waiting[turn] -= 1
+                    left -= 1
+                    worked = True
+                else:
+                    first = turn if first < 0 else first
+                    left -= waiting[turn]
+                    waiting[turn] = 0  # its later messages wait for this one
+            turn = (turn + 1) % len(waiting)
+        self._turn = turn if first < 0 else first
+        self._refused += bool(refused)
         return worked
 
-    def _deliver(self, channel: int, inbox: Requests) -> bool:
+    def _deliver(self, channel: int, inbox: Requests, refused: set[int]) -> bool:
+        """Calls the node with the oldest message of a sender, unless that port has refused another one."""
         message = inbox.peek()
         assert message is not None
-        port, method = self._ports[message[PORT][0]]
+        index = int(message[PORT][0])
+        if index in refused:
+            return False
+        port, method = self._ports[index]
         args = port.arguments.unpack(self._node, message)
         source = {"source": Source(channel, inbox.popped)} if port.source else {}
-        if method(*args, **source) is False:
+        if is_no(method(*args, **source)):
+            refused.add(index)
             return False
         self.messages += 1
         self.bytes += sum([x.nbytes for x in message.values()])
@@ -92,6 +102,11 @@ class StreamService:
         self._polls, self._refused, self._fill = 0, 0, 0.0
         totals = {"stream_blocks": float(self.messages), "stream_bytes": float(self.bytes)}
         return totals | {"queue_fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
+
+
+def is_no(result: Any) -> bool:
+    """Whether a method said False, of Python or of NumPy."""
+    return isinstance(result, bool | np.bool_) and not result
 
 
 class ServiceEnds(NamedTuple):
@@ -121,7 +136,7 @@ class CallService:
     def __init__(self, node: Any, ports: Mapping[str, Port], callers: Sequence[ServiceEnds]) -> None:
         self._node, self._callers = node, callers
         self.used = False  # a call has arrived
-        self._poll_at = 0.0
+        self._poll_at, self._skipped = 0.0, False
         self._ports: list[tuple[Port, Any]] = [(port, getattr(node, port.name, None)) for port in ports.values()]
         self._names = {name: i for i, name in enumerate(ports)}
         self._recv = [getattr(node, port.reply) if port.reply else None for port in ports.values()]
@@ -137,8 +152,11 @@ class CallService:
     def step(self) -> bool:
         if not self.used:  # polling a ring that its writer has not opened is a system call
             now = time.monotonic()
-            if now < self._poll_at or not any(ends.calls.waiting for ends in self._callers):
-                self._poll_at = self._poll_at if now < self._poll_at else now + UNUSED_S
+            self._skipped = now < self._poll_at
+            if self._skipped:
+                return False
+            self._poll_at = now + UNUSED_S
+            if not any(ends.calls.waiting for ends in self._callers):
                 return False
             self.used = True
         worked = False
@@ -156,6 +174,8 @@ class CallService:
     @property
     def rest(self) -> float:
         """Seconds until the next step is needed if no request arrives."""
+        if not self.used:
+            return self._poll_at - time.monotonic() if self._skipped else math.inf
         if not self._open or not self._dues:
             return math.inf
         return min(float(getattr(self._node, name)) for name in self._dues) - time.monotonic()
@@ -175,11 +195,12 @@ class CallService:
             self._done[channel].add(number)
             return True
         place = (channel, index, key)
-        if place in self._open:
-            return False
         if self._recv[index] is None:
+            self._withdraw(place)  # of an earlier incarnation of the caller: one has a single call open with this key
             self._open[place] = Request(index, key, number, channel, args)
             return True
+        if place in self._open:
+            return False
         if not method(*args):
             return False
         self._open[place] = Request(index, key, number, channel)
@@ -196,7 +217,7 @@ class CallService:
             port, method = self._ports[request.port]
             recv = self._recv[request.port]
             found = method(*request.args) if recv is None else recv(*request.key)
-            if found is not None and found is not False:
+            if found is not None and not is_no(found):
                 del self._open[place]
                 found = {key: found[key] for key in port.only} if port.only else found
                 reply: Tree = {REPLY: np.array([request.number], np.int64)}

@@ -57,6 +57,7 @@ def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, para
         config.device,
         on=store,
         threads=config.threads,
+        keep=True,
     )
 
 

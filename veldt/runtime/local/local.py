@@ -146,6 +146,7 @@ class LocalNodes:
         self._loaded = state
         self._keep(state)
         load_arrays(supervisor.arrays, state)
+        supervisor.forget_counts()
         supervisor.orders.ask_all("load", list(parts), parts)
         for name, counters in supervisor.counters.items():
             if name in state:

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from veldt import callables
+from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.ports import CALL, LATEST, Port, example_messages
 from veldt.program import BLOCK_MEMORY, CELL, ROWS, ArraySpec, Node, Program, Ref, walk
@@ -107,8 +108,12 @@ class Plan:
 
     def needs(self, process: str) -> list[str]:
         """The shared nodes that a process builds for its nodes."""
-        nodes = [self.nodes[name] for name in self.processes[process]]
-        wanted = {ref.name for node in nodes for ref in walk((node.args, node.kwargs), Ref)}
+        wanted, left = set[str](), list(self.processes[process])
+        while left:
+            node = self.nodes[left.pop()]
+            found = {ref.name for ref in walk((node.args, node.kwargs), Ref) if ref.name in self.shared} - wanted
+            wanted |= found
+            left += found
         return [name for name in self.shared if name in wanted]
 
     def descriptors(self) -> list[str]:
@@ -187,6 +192,8 @@ def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, o
     if gate is not None:
         outside = [process for process, group in processes.items() if any(nodes[name].elsewhere for name in group)]
         joining = list(gate.assignments)
+        if not outside:
+            raise UserError("No node of this program may be elsewhere: add one with elsewhere=True, or use no gRPC.")
         channels += [Channel(seat, node) for seat in joining for process, node in channels if process == outside[0]]
         reached = dict.fromkeys(node for process, node in channels if process in (*outside, *joining))
         messages = {node: messages_of(nodes[node]) for node in reached}
@@ -206,7 +213,10 @@ def _with_values(plan: Plan, gate: GatePlan) -> GatePlan:
         reached = [channel.node for channel in plan.channels if channel.process == seat]
         cells[seat] = [f"cell {name}" for name in shared if plan.nodes[name].has(CELL)]
         cells[seat] += [f"cell {n}.{p.name}" for n in reached for p in plan.ports[n].values() if p.kind == LATEST]
-        rows[seat] = next(f"rows {name}" for name in shared if plan.nodes[name].has(ROWS))
+        counted = [name for name in shared if issubclass(plan.nodes[name].node_class, Counters)]
+        if len(counted) != 1:
+            raise UserError(f"{seat} is reached over gRPC and needs one node of Counters; it has {len(counted)}.")
+        rows[seat] = f"rows {counted[0]}"
     return replace(gate, cells=cells, rows=rows)
 
 
@@ -228,19 +238,22 @@ def _channels(nodes: dict[str, Node], processes: dict[str, list[str]], shared: l
 
 
 def messages_of(node: Node) -> Messages:
-    """The formats of a node's messages, from its examples."""
-    found = Messages([], [], [])
+    """The formats of a node's messages, from its examples. A port whose shapes are unknown cannot be used over gRPC."""
+    found, unknown = Messages([], [], []), ""
     for port in node.ports.values():
         if port.kind == LATEST:
             continue
         try:
             there, back = example_messages(port, node.examples.get(port.name))
         except TypeError as error:
-            raise UserError(f"{node.name} cannot be reached over gRPC: {error}.") from None
+            unknown = str(error)
+            continue
         header = {PORT: np.zeros(2 if port.with_calls else 1, np.int64)}
         (found.calls if port.with_calls else found.stream).extend(header | message for message in there)
         if port.kind == CALL:
             found.replies.extend({REPLY: np.zeros(1, np.int64)} | message for message in back)
+    if unknown and not (found.stream or found.calls):
+        raise UserError(f"{node.name} cannot be reached over gRPC: {unknown}.")
     return found
 
 

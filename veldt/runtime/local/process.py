@@ -31,7 +31,7 @@ from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SIN
 from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, calls, stream_ring, streams
 from veldt.runtime.local.state import read_state, write_state
 from veldt.runtime.local.zygote import ignore_signals
-from veldt.runtime.proxies import CallerEnds, Proxy
+from veldt.runtime.proxies import CallerEnds, Proxy, drain, makes_calls
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
 from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.bell import Bell, Waker
@@ -134,6 +134,7 @@ class Process:
         crowded = len(self.plan.seats) >= len(os.sched_getaffinity(0))
         spin = 0 if crowded or self.link is not None else SPIN
         callers = [service for service in self.services if isinstance(service, CallService)]
+        places = [host.nodes.index(node) for node, _ in host.workers]  # among the nodes of this process
         idle = 0
         reported = 0.0
         gc.freeze()
@@ -144,23 +145,24 @@ class Process:
             worked = False
             began = time.perf_counter()
             if not board.hold:
-                for index in range(len(host.workers)):
-                    row[DOING], row[SINCE] = index, time.monotonic_ns()
+                for index, place in enumerate(places):
+                    row[DOING], row[SINCE] = place, time.monotonic_ns()
                     worked |= host.step_worker(index)
             row[DOING], row[SINCE] = SERVING, time.monotonic_ns()
             for service in self.services:
                 worked |= service.step()
             for proxy in self.proxies.values():
-                proxy.drain()
+                drain(proxy)
             for writer in self._streams:
                 writer.ring()
             if worked and self.link is not None:
                 self.link.step()
-            if began - reported > METRICS_S:
-                reported = began
+            now = time.perf_counter()  # after a step that may have been long: its metrics are not left for the next one
+            if now - reported > METRICS_S:
+                reported = now
                 self._report_metrics()
             idle = 0 if worked else idle + 1
-            if 0 < idle <= spin and (any(c.used for c in callers) or any(p.calls for p in self.proxies.values())):
+            if 0 < idle <= spin and (any(c.used for c in callers) or any(map(makes_calls, self.proxies.values()))):
                 os.sched_yield()
             elif idle:
                 row[DOING] = WAITING

@@ -135,7 +135,7 @@ class Supervisor:
         child.began, child.work = time.monotonic(), self._work(child)
         child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
         # With more processes than cores, those that serve others, such as the learner, go first.
-        nice = 0 if self.serves(child.name) else NICE
+        nice = 0 if self.keeps(child.name) else NICE
         if child.restarts:
             self._reset_counts(child)
         order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": nice}
@@ -165,7 +165,7 @@ class Supervisor:
                         self._fork(child)
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
-        self.watchdog.check(self.work())
+        self.watchdog.check(self.work() if self.rows else time.monotonic_ns())
 
     def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         """Supervises until the condition holds; False: it did not within this time."""
@@ -249,18 +249,28 @@ class Supervisor:
             raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
 
     def serves(self, process: str) -> bool:
-        """Whether other processes call its nodes. An error in such a process is a bug in Veldt, and would repeat."""
-        nodes = self.plan.processes[process]
-        return any(channel.node in nodes for channel in self.plan.channels)
+        """Whether the others rely on it: they call its nodes, or it alone has a state that is kept. An error in such a
+        process would repeat, and ends the run. One of several learners is restarted."""
+        called = any(channel.node in self.plan.processes[process] for channel in self.plan.channels)
+        return called or [name for name in self.plan.processes if self.keeps(name)] == [process]
 
     def keeps(self, process: str) -> bool:
-        """Whether its state is kept for a restart: it serves others, or has blocks in shared memory."""
-        held = any(f"arena {node}" in self.descriptors for node in self.plan.processes[process])
-        return held or self.serves(process)
+        """Whether its state is kept for a restart: a node asks for that, other processes call it, or it has blocks."""
+        names = self.plan.processes[process]
+        marked = any(self.plan.nodes[name].keep or self.plan.nodes[name].has(BLOCK_MEMORY) for name in names)
+        return marked or any(channel.node in names for channel in self.plan.channels)
 
     def keep_counts(self, name: str, counts: dict[str, list[int]]) -> None:
         """Keeps the counts of a process at the time of its kept state."""
-        self.children[name].counts = counts
+        if self.keeps(name):
+            self.children[name].counts = counts
+
+    def forget_counts(self) -> None:
+        """The counts that belong to states start anew: states are about to be loaded."""
+        for name in self.counters:
+            self.rows[name].table[:, [COLUMN[count] for count in OF_STATE]] = 0
+        for child in self.children.values():
+            child.counts = {}
 
     def count_states(self) -> dict[str, dict[str, Any]]:
         """The counts, for a checkpoint: those that belong to a process's state as they were when that was taken."""
@@ -276,13 +286,14 @@ class Supervisor:
     def _reset_counts(self, child: Child) -> None:
         """Sets the counts that belong to a process's state back to those of the kept state."""
         nodes = [self.plan.nodes[name] for name in self.plan.processes[child.name]]
-        if not any(hasattr(node.node_class, "load_state") and not node.has(BLOCK_MEMORY) for node in nodes):
+        stateful = any(hasattr(node.node_class, "load_state") and not node.has(BLOCK_MEMORY) for node in nodes)
+        if not stateful or not self.keeps(child.name):
             return
         row = self.plan.row(child.name)
-        for name, counters in self.rows.items():
+        for name in self.counters:
             kept = child.counts.get(name)
             for column in (COLUMN[count] for count in OF_STATE):
-                counters.table[row, column] = 0 if kept is None else kept[column]
+                self.rows[name].table[row, column] = 0 if kept is None else kept[column]
 
     def _was_healthy(self, child: Child) -> bool:
         """Whether it worked before it failed. A process that counts nothing is healthy if it ran for a long time."""

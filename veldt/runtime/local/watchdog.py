@@ -29,7 +29,7 @@ class Watchdog:
         self._moved = -1
 
     def check(self, work: int) -> None:
-        """`work` is the sum of all counts so far."""
+        """`work` is the sum of all counts so far; a program without counters passes a clock instead."""
         now = time.monotonic()
         if now - self._checked_at > WATCH_S:
             away, self._checked_at = now - self._checked_at > AWAY_S, now
@@ -73,8 +73,7 @@ class Watchdog:
             return "building its nodes"
         if doing == SERVING:
             return "serving other processes"
-        workers = [name for name in self.plan.processes[child.name] if self.plan.nodes[name].is_worker]
-        return f"in a step of {workers[doing]}"
+        return f"in a step of {self.plan.processes[child.name][doing]}"
 
     def _stack(self, child: Child) -> str:
         before = os.fstat(self.stacks).st_size
