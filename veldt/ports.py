@@ -52,6 +52,7 @@ from veldt.records.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., Any])
 STREAM, CALL, LATEST = "stream", "call", "latest"
+PORT, REPLY, RESULT = "port", "reply", "result"  # columns: the header of a message, the number of a reply, what it brings
 MARK = "_veldt_port"
 EMPTY = inspect.Parameter.empty
 
@@ -71,7 +72,7 @@ class Port:
     kind: str
     arguments: Codec
     result: Value
-    keys: tuple[int, ...] = ()  # call: which arguments identify it
+    keys: tuple[int, ...] = ()  # which arguments are integers: they identify a call
     reply: str = ""  # call: the method that returns the reply, if that is another one
     after: str = ""
     due: str = ""
@@ -83,6 +84,29 @@ class Port:
     @property
     def with_calls(self) -> bool:
         return self.kind == CALL or bool(self.cancels)
+
+    def pack(self, index: int, args: tuple[Any, ...]) -> Tree:
+        """The message of a call of the port with this index. A header has the index, the message's number if it goes with
+        the calls, and the integers among the arguments."""
+        number = (0,) if self.with_calls else ()
+        header = np.array((index, *number, *(args[i] for i in self.keys)), np.int64)
+        return {PORT: header, **self.arguments.pack(*args)}
+
+    def reply_with(self, number: int, result: Any) -> Tree:
+        """The reply to the call with this number."""
+        message: Tree = {REPLY: np.array([number], np.int64)}
+        self.result.pack(RESULT, {key: result[key] for key in self.only} if self.only else result, message)
+        return message
+
+    def unpack(self, node: Any, message: Tree, integers: list[int]) -> tuple[Any, ...]:
+        """The arguments in a message; `integers` is the end of its header."""
+        args = self.arguments.unpack(node, message)
+        if not integers:
+            return args
+        filled = list(args)
+        for i, integer in zip(self.keys, integers, strict=True):
+            filled[i] = integer
+        return tuple(filled)
 
 
 @overload
@@ -147,14 +171,15 @@ def _port(name: str, node_class: type, method: Any) -> Port:
     values = [value_of(hints.get(p, Any), f"{where}: {p}") for p in names] if codec is None else []
     replies = get_type_hints(getattr(node_class, options["reply"])) if options.get("reply") else hints
     result = value_of(replies.get("return", Any), f"the result of {where}")
+    keys = tuple(i for i, value in enumerate(values) if value.kind is int and not value.optional)
     if name.startswith("_") or (kind == CALL and result.kind is NoneType):
         raise TypeError(f"{where} cannot be a port: its name must be public, and a call must return something")
     return Port(
         name,
         kind,
-        codec or Arguments(tuple(names), tuple(values), tuple(parameters[p] for p in names)),
+        codec or Arguments(tuple(names), tuple(values), tuple(parameters[p] for p in names), keys),
         result,
-        tuple(i for i, value in enumerate(values) if value.kind is int and not value.optional),
+        keys,
         refuses=hints.get("return") is not NoneType,
         source="source" in inspect.signature(getattr(node_class, name)).parameters,
         **options,
@@ -246,6 +271,7 @@ class Arguments:
     names: tuple[str, ...]
     values: tuple[Value, ...]
     defaults: tuple[Any, ...]  # inspect.Parameter.empty: none
+    keys: tuple[int, ...] = ()  # integers, which are in the header of a message and not in a column
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments in order, with those that were given by name or left out."""
@@ -259,12 +285,15 @@ class Arguments:
 
     def pack(self, *args: Any) -> Tree:
         message: Tree = {}
-        for name, value, arg in zip(self.names, self.values, args, strict=True):
-            value.pack(name, arg, message)
+        for i, value in enumerate(self.values):
+            if i not in self.keys:
+                value.pack(self.names[i], args[i], message)
         return message
 
     def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]:
-        return tuple(value.unpack(name, message) for name, value in zip(self.names, self.values, strict=True))
+        """The integers are missing: None stands for each."""
+        values = enumerate(self.values)
+        return tuple([None if i in self.keys else value.unpack(self.names[i], message) for i, value in values])
 
 
 class Source(NamedTuple):
@@ -285,21 +314,13 @@ class Examples:
 def example_messages(port: Port, given: Examples | None) -> tuple[list[Tree], list[Tree]]:
     """Messages to a port, and of a call its replies. Numbers need no example."""
     if given is None:
-        numbers = port.arguments.values if isinstance(port.arguments, Arguments) else ()
-        if not isinstance(port.arguments, Arguments) or any(value.kind not in DTYPES for value in numbers):
+        if not isinstance(port.arguments, Arguments) or any(v.kind not in DTYPES for v in port.arguments.values):
             raise TypeError(f"{port.name} has arguments whose shapes are unknown: give examples to program.add")
-        given = Examples([tuple(value.kind(0) for value in numbers)])
-    there = [port.arguments.pack(*args) for args in given.arguments]
-    back: list[Tree] = []
-    if port.kind == CALL:
-        results = given.results or ([port.result.kind(0)] if port.result.kind in DTYPES else [])
-        if not results:
-            raise TypeError(f"{port.name} has a result whose shape is unknown: give examples to program.add")
-        for result in results:
-            message: Tree = {}
-            port.result.pack(RESULT, result, message)
-            back.append(message)
-    return there, back
-
-
-RESULT = "result"
+        given = Examples([tuple(value.kind(0) for value in port.arguments.values)])
+    there = [port.pack(0, args) for args in given.arguments]
+    if port.kind != CALL:
+        return there, []
+    results = given.results or ([port.result.kind(0)] if port.result.kind in DTYPES else [])
+    if not results:
+        raise TypeError(f"{port.name} has a result whose shape is unknown: give examples to program.add")
+    return there, [port.reply_with(0, result) for result in results]

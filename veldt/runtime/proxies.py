@@ -6,13 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from veldt.ports import CALL, LATEST, RESULT, STREAM, Arguments, Port
+from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, STREAM, Arguments, Port
 from veldt.records.tree import Tree
 from veldt.shared import Cell
-
-PORT, REPLY = "port", "reply"  # columns: index of the port, and for a call its number; a reply has that number
 
 
 class Outbox(Protocol):
@@ -51,7 +47,7 @@ class Proxy:
                 if port.kind == STREAM and not port.with_calls:
                     setattr(self, port.name, _Stream(port, index[port.name], stream))
         if ends.calls is not None and ends.replies is not None:
-            calls = self._calls = _Calls(_Buffered(ends.calls), ends.replies)
+            calls = self._calls = _Calls(_Buffered(ends.calls, numbered=True), ends.replies)
             self._outboxes.append(calls.out)
             for port in ports.values():
                 if port.kind == CALL:
@@ -86,8 +82,8 @@ def makes_calls(proxy: Proxy) -> bool:
 class _Buffered:
     """An outbox, and the messages that had to wait for room in it."""
 
-    def __init__(self, out: Outbox) -> None:
-        self._out = out
+    def __init__(self, out: Outbox, numbered: bool = False) -> None:
+        self._out, self.numbered = out, numbered  # numbered: a message has its number in its header
         self.messages: deque[Tree] = deque()
 
     def put(self, message: Tree) -> bool:
@@ -107,7 +103,7 @@ class _Buffered:
     def drain(self) -> bool:
         while self.messages:
             message = self.messages[0]
-            if len(message[PORT]) == 2:
+            if self.numbered:
                 message[PORT][1] = self._out.written
             if not self._out.put(message):
                 return False
@@ -115,20 +111,17 @@ class _Buffered:
         return True
 
 
-def _pack(port: Port, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Tree]:
-    """All arguments in order, and their message."""
-    if isinstance(port.arguments, Arguments):
-        args = port.arguments.bind(args, kwargs)
-    return args, port.arguments.pack(*args)
+def _bind(port: Port, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments in order."""
+    return port.arguments.bind(args, kwargs) if isinstance(port.arguments, Arguments) else args
 
 
 class _Stream:
     def __init__(self, port: Port, index: int, out: _Buffered) -> None:
-        self._port, self._out = port, out
-        self._header = np.array([index], np.int64)
+        self._port, self._index, self._out = port, index, out
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool | None:
-        message = {PORT: self._header, **_pack(self._port, args, kwargs)[1]}
+        message = self._port.pack(self._index, _bind(self._port, args, kwargs))
         if self._port.refuses:
             return self._out.put(message)
         if not self._out.put(message):
@@ -149,9 +142,8 @@ class _Calls:
         self._open: dict[int, Port] = {}  # number of a call -> its port
         self._answers: dict[int, Any] = {}
 
-    def ask(self, port: Port, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        args, message = _pack(port, args, kwargs)
-        number = self.out.ask({PORT: np.array([index, 0], np.int64), **message})
+    def ask(self, port: Port, index: int, args: tuple[Any, ...]) -> bool:
+        number = self.out.ask(port.pack(index, args))
         if number is None:
             return False
         self.made += 1
@@ -184,7 +176,7 @@ class _Calls:
 
 
 def key_of(port: Port, args: tuple[Any, ...]) -> Key:
-    return tuple([int(args[i]) for i in port.keys])
+    return tuple([args[i] for i in port.keys])
 
 
 class _Call:
@@ -193,16 +185,15 @@ class _Call:
         self._not_yet = False if port.result.kind is bool else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self._port.arguments, Arguments):
-            args, kwargs = self._port.arguments.bind(args, kwargs), {}
+        args = _bind(self._port, args, kwargs)
         key = key_of(self._port, args)
-        if (self._index, key) not in self._calls.waiting and not self.send(*args, **kwargs):
+        if (self._index, key) not in self._calls.waiting and not self._calls.ask(self._port, self._index, args):
             return self._not_yet
         found = self._calls.answer(self._index, key)
         return self._not_yet if found is None else found
 
     def send(self, *args: Any, **kwargs: Any) -> bool:
-        return self._calls.ask(self._port, self._index, args, kwargs)
+        return self._calls.ask(self._port, self._index, _bind(self._port, args, kwargs))
 
     def recv(self, *key: int) -> Any:
         return self._calls.answer(self._index, key)
@@ -213,9 +204,9 @@ class _Cancel:
         self._port, self._index, self._calls = port, index, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        args, message = _pack(self._port, args, kwargs)
+        args = _bind(self._port, args, kwargs)
         self._calls.forget(key_of(self._port, args))
-        self._calls.out.keep({PORT: np.array([self._index, 0], np.int64), **message})
+        self._calls.out.keep(self._port.pack(self._index, args))
 
 
 class _Latest:

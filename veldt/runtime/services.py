@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from veldt.metrics import STREAM
-from veldt.ports import CALL, LATEST, RESULT, Port, Source
+from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, Port, Source
 from veldt.records.tree import Tree
-from veldt.runtime.proxies import PORT, REPLY, Outbox
+from veldt.runtime.proxies import Outbox
 from veldt.shared import Cell
 
 UNUSED_S = 0.005  # between two polls for a first call
@@ -83,11 +83,11 @@ class StreamService:
         """Calls the node with the oldest message of a sender, unless that port has refused another one."""
         message = inbox.peek()
         assert message is not None
-        index = int(message[PORT][0])
+        index, *integers = message[PORT].tolist()
         if index in refused:
             return False
         port, method = self._ports[index]
-        args = port.arguments.unpack(self._node, message)
+        args = port.unpack(self._node, message, integers)
         source = {"source": Source(channel, inbox.popped)} if port.source else {}
         if is_no(method(*args, **source)):
             refused.add(index)
@@ -182,13 +182,12 @@ class CallService:
 
     def _take(self, channel: int, message: Tree) -> bool:
         """Passes one request to the node. False: not now."""
-        index, number = message[PORT].tolist()
+        index, number, *key_parts = message[PORT].tolist()
         if number in self._answered[channel]:
             self._done[channel].add(number)
             return True
         port, method = self._ports[index]
-        args = port.arguments.unpack(self._node, message)
-        key = tuple([args[i] for i in port.keys])
+        args, key = port.unpack(self._node, message, key_parts), tuple(key_parts)
         if port.kind != CALL:
             self._withdraw((channel, self._names[port.cancels], key))
             method(*args)
@@ -219,10 +218,7 @@ class CallService:
             found = method(*request.args) if recv is None else recv(*request.key)
             if found is not None and not is_no(found):
                 del self._open[place]
-                found = {key: found[key] for key in port.only} if port.only else found
-                reply: Tree = {REPLY: np.array([request.number], np.int64)}
-                port.result.pack(RESULT, found, reply)
-                self._unsent.append((request, reply))
+                self._unsent.append((request, port.reply_with(request.number, found)))
         waiting, self._unsent = self._unsent, []
         for request, reply in waiting:
             if self._callers[request.channel].replies.put(reply):

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
-import numpy as np
 
 from veldt import callables
 from veldt.counters import Counters
 from veldt.errors import UserError
-from veldt.ports import CALL, LATEST, Port, example_messages
+from veldt.ports import LATEST, Port, example_messages
 from veldt.program import BLOCK_MEMORY, CELL, ROWS, ArraySpec, Node, Program, Ref, walk
 from veldt.records.tree import Tree
-from veldt.runtime.proxies import PORT, REPLY
 
 GATE = "gate"  # the process that serves actors that share no memory with the run
 
@@ -248,10 +246,8 @@ def messages_of(node: Node) -> Messages:
         except TypeError as error:
             unknown = str(error)
             continue
-        header = {PORT: np.zeros(2 if port.with_calls else 1, np.int64)}
-        (found.calls if port.with_calls else found.stream).extend(header | message for message in there)
-        if port.kind == CALL:
-            found.replies.extend({REPLY: np.zeros(1, np.int64)} | message for message in back)
+        (found.calls if port.with_calls else found.stream).extend(there)
+        found.replies.extend(back)
     if unknown and not (found.stream or found.calls):
         raise UserError(f"{node.name} cannot be reached over gRPC: {unknown}.")
     return found
