@@ -228,19 +228,22 @@ def _channels(nodes: dict[str, Node], processes: dict[str, list[str]], shared: l
 
 
 def messages_of(node: Node) -> Messages:
-    """The formats of a node's messages, from its examples."""
-    found = Messages([], [], [])
+    """The formats of a node's messages, from its examples. Ports whose shapes are unknown have none over gRPC."""
+    found, unknown = Messages([], [], []), ""
     for port in node.ports.values():
         if port.kind == LATEST:
             continue
         try:
             there, back = example_messages(port, node.examples.get(port.name))
         except TypeError as error:
-            raise UserError(f"{node.name} cannot be reached over gRPC: {error}.") from None
+            unknown = str(error)
+            continue
         header = {PORT: np.zeros(2 if port.with_calls else 1, np.int64)}
         (found.calls if port.with_calls else found.stream).extend(header | message for message in there)
         if port.kind == CALL:
             found.replies.extend({REPLY: np.zeros(1, np.int64)} | message for message in back)
+    if unknown and not found.stream and not found.calls:
+        raise UserError(f"{node.name} cannot be reached over gRPC: {unknown}.")
     return found
 
 
