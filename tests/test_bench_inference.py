@@ -126,7 +126,7 @@ def test_the_price_file_is_read_as_plain_data(tmp_path: Path) -> None:
     assert read_prices(path) == Prices("USD", 1.0, {})
     for text in ("", "currency: USD", "{currency: USD, core_hour: much}", "!!python/object:os.system {}", "[1"):
         path.write_text(text)
-        with pytest.raises(UserError, match="is no price file"):
+        with pytest.raises(UserError, match="is not a price file"):
             read_prices(path)
     path.write_text("{currency: USD, core_hour: -1}")
     with pytest.raises(UserError, match="negative"):

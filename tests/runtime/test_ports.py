@@ -35,7 +35,7 @@ class Ledger:
     def __init__(self, memory: Any) -> None:
         found = memory is not None and memory.found
         make = np.zeros if memory is None else memory.zeros
-        self.seen = make((8, 600), np.int64)  # channel, number -> 1 + what was pushed; it outlives the process
+        self.seen = make((8, 4_000), np.int64)  # channel, number -> 1 + what was pushed; it outlives the process
         self.tasks = make((8,), np.int64)  # by worker
         self.adopted = found
 
@@ -59,7 +59,7 @@ class Ledger:
         return Total(int(np.count_nonzero(self.seen)), sums)
 
 
-PUSHES = 200
+PUSHES = 1_500  # of each worker
 
 
 class Worker:
@@ -115,7 +115,7 @@ def test_in_processes_that_are_killed(kind: str, kills: int, tmp_path: Path) -> 
     runtime = Local(tmp_path, gate=Gate() if kind == "grpc" else None)
     rng = np.random.default_rng(kills)
     with runtime.start(program()) as nodes:
-        deadline, killed = time.monotonic() + 60, 0
+        deadline, killed = time.monotonic() + 100, 0
         fd = nodes.supervisor.descriptors["arena ledger"]
         kill_at = 400
         while time.monotonic() < deadline:
@@ -123,7 +123,7 @@ def test_in_processes_that_are_killed(kind: str, kills: int, tmp_path: Path) -> 
             if os.fstat(fd).st_size == 0:
                 continue
             arena = Arena(fd)
-            seen, tasks = arena.zeros((8, 600), np.int64), arena.zeros((8,), np.int64)
+            seen, tasks = arena.zeros((8, 4_000), np.int64), arena.zeros((8,), np.int64)
             if tasks[:2].min() > PUSHES:
                 break
             if killed < kills and nodes.count("env_steps") > kill_at:
