@@ -100,7 +100,10 @@ class Port:
 
     def unpack(self, node: Any, message: Tree, integers: list[int]) -> tuple[Any, ...]:
         """The arguments in a message; `integers` is the end of its header."""
-        args = self.arguments.unpack(node, message)
+        return self.fill(self.arguments.unpack(node, message), integers)
+
+    def fill(self, args: tuple[Any, ...], integers: list[int]) -> tuple[Any, ...]:
+        """Arguments with the integers that were in the header."""
         if not integers:
             return args
         filled = list(args)
@@ -285,15 +288,21 @@ class Arguments:
 
     def pack(self, *args: Any) -> Tree:
         message: Tree = {}
-        for i, value in enumerate(self.values):
-            if i not in self.keys:
-                value.pack(self.names[i], args[i], message)
+        for i, name, value in self.columns:
+            value.pack(name, args[i], message)
         return message
 
     def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]:
         """The integers are missing: None stands for each."""
-        values = enumerate(self.values)
-        return tuple([None if i in self.keys else value.unpack(self.names[i], message) for i, value in values])
+        args: list[Any] = [None] * len(self.names)
+        for i, name, value in self.columns:
+            args[i] = value.unpack(name, message)
+        return tuple(args)
+
+    @functools.cached_property
+    def columns(self) -> list[tuple[int, str, Value]]:
+        """Position, name and layout of the arguments that are not in the header."""
+        return [(i, self.names[i], value) for i, value in enumerate(self.values) if i not in self.keys]
 
 
 class Source(NamedTuple):

@@ -24,7 +24,7 @@ class Host:
             self.close()
             raise
         self.workers = [(node, self.objects[node.name]) for node in self.nodes if hasattr(self.objects[node.name], "step")]
-        self._busy = [0.0] * len(self.workers)
+        self.busy_s = [0.0] * len(self.workers)
         self._timings: dict[str, float] = {}
 
     def step(self) -> bool:
@@ -35,7 +35,7 @@ class Host:
         began = time.perf_counter()
         worked = bool(self.workers[index][1].step())
         if worked:
-            self._busy[index] += time.perf_counter() - began
+            self.busy_s[index] += time.perf_counter() - began
         return worked
 
     def metrics(self) -> dict[str, float]:
@@ -48,12 +48,12 @@ class Host:
             for part, seconds in getattr(worker, "timings", {}).items():
                 self._timings[part] = self._timings.get(part, 0.0) + seconds
                 worker.timings[part] = 0.0
-        taken = [(node.role, self._busy[i]) for i, (node, _) in enumerate(self.workers)]
+        taken = [(node.role, self.busy_s[i]) for i, (node, _) in enumerate(self.workers)]
         return busy_shares([*taken, *self._timings.items()], elapsed)
 
     def reset_busy(self) -> None:
         """Resets the fractions of `busy`."""
-        self._busy, self._timings = [0.0] * len(self.workers), {}
+        self.busy_s, self._timings = [0.0] * len(self.workers), {}
 
     def cut(self) -> list[str]:
         """Asks all nodes to prepare for a checkpoint; returns those that are not ready yet."""

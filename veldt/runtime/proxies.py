@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, STREAM, Arguments, Port
 from veldt.records.tree import Tree
 from veldt.shared import Cell
@@ -67,11 +69,9 @@ class Proxy:
         )
 
 
-def drain(proxy: Proxy) -> None:
-    """Sends messages that had to wait for room."""
-    for outbox in proxy._outboxes:
-        if outbox.messages:
-            outbox.drain()
+def outboxes_of(proxy: Proxy) -> list[_Buffered]:
+    """Those with messages that had to wait for room are drained by the process's loop."""
+    return proxy._outboxes
 
 
 def makes_calls(proxy: Proxy) -> bool:
@@ -116,12 +116,27 @@ def _bind(port: Port, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     return port.arguments.bind(args, kwargs) if isinstance(port.arguments, Arguments) else args
 
 
+class _Packer:
+    """Makes the messages of calls of one port. The header is reused: who puts a message copies it."""
+
+    def __init__(self, port: Port, index: int) -> None:
+        self._pack, self._keys, self._first = port.arguments.pack, port.keys, 2 if port.with_calls else 1
+        self._header = np.full(self._first + len(port.keys), index, np.int64)
+
+    def __call__(self, args: tuple[Any, ...]) -> Tree:
+        at, header = self._first, self._header
+        for i in self._keys:
+            header[at] = args[i]
+            at += 1
+        return {PORT: header, **self._pack(*args)}
+
+
 class _Stream:
     def __init__(self, port: Port, index: int, out: _Buffered) -> None:
-        self._port, self._index, self._out = port, index, out
+        self._port, self._pack, self._out = port, _Packer(port, index), out
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool | None:
-        message = self._port.pack(self._index, _bind(self._port, args, kwargs))
+        message = self._pack(_bind(self._port, args, kwargs))
         if self._port.refuses:
             return self._out.put(message)
         if not self._out.put(message):
@@ -129,7 +144,7 @@ class _Stream:
         return None
 
 
-Key = tuple[int, ...]  # the integers among the arguments of a call
+Place = tuple[int, ...]  # the index of a port, and the integers among the arguments of a call
 
 
 class _Calls:
@@ -138,65 +153,64 @@ class _Calls:
     def __init__(self, out: _Buffered, replies: Inbox) -> None:
         self.out, self._replies = out, replies
         self.made = 0
-        self.waiting: dict[tuple[int, Key], int] = {}  # (port, key) -> the number of its open call
-        self._open: dict[int, Port] = {}  # number of a call -> its port
-        self._answers: dict[int, Any] = {}
+        self.waiting: dict[Place, int] = {}  # the numbers of open calls, and of those that were answered
+        self._open: dict[int, tuple[Place, Port]] = {}
+        self._answers: dict[Place, Any] = {}
 
-    def ask(self, port: Port, index: int, args: tuple[Any, ...]) -> bool:
-        number = self.out.ask(port.pack(index, args))
+    def ask(self, port: Port, place: Place, message: Tree) -> bool:
+        number = self.out.ask(message)
         if number is None:
             return False
         self.made += 1
-        self._open[number] = port
-        self.waiting[index, key_of(port, args)] = number
+        self._open[number] = place, port
+        self.waiting[place] = number
         return True
 
-    def answer(self, index: int, key: Key) -> Any:
-        """The reply to the open call of this port with this key; None: not yet."""
+    def answer(self, place: Place) -> Any:
+        """The reply to the call that is open there; None: not yet."""
         self._collect()
-        number = self.waiting.get((index, key))
-        if number is None or number not in self._answers:
-            return None
-        del self.waiting[index, key]
-        return self._answers.pop(number)
+        found = self._answers.pop(place, None)
+        if found is not None:
+            del self.waiting[place]
+        return found
 
-    def forget(self, key: Key) -> None:
-        for place in [place for place in self.waiting if place[1] == key]:
-            number = self.waiting.pop(place)
-            self._open.pop(number, None)
-            self._answers.pop(number, None)
+    def forget(self, key: tuple[int, ...]) -> None:
+        for place in [place for place in self.waiting if place[1:] == key]:
+            self._open.pop(self.waiting.pop(place), None)
+            self._answers.pop(place, None)
 
     def _collect(self) -> None:
         while (message := self._replies.peek()) is not None:
-            number = int(message[REPLY][0])
-            port = self._open.pop(number, None)
-            if port is not None:
-                self._answers[number] = port.result.copy(RESULT, message)
+            found = self._open.pop(int(message[REPLY][0]), None)
+            if found is not None:
+                place, port = found
+                self._answers[place] = port.result.copy(RESULT, message)
             self._replies.pop()
-
-
-def key_of(port: Port, args: tuple[Any, ...]) -> Key:
-    return tuple([args[i] for i in port.keys])
 
 
 class _Call:
     def __init__(self, port: Port, index: int, calls: _Calls) -> None:
         self._port, self._index, self._calls = port, index, calls
+        self._pack = _Packer(port, index)
         self._not_yet = False if port.result.kind is bool else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args = _bind(self._port, args, kwargs)
-        key = key_of(self._port, args)
-        if (self._index, key) not in self._calls.waiting and not self._calls.ask(self._port, self._index, args):
+        place = self._place(args)
+        if place not in self._calls.waiting and not self._calls.ask(self._port, place, self._pack(args)):
             return self._not_yet
-        found = self._calls.answer(self._index, key)
+        found = self._calls.answer(place)
         return self._not_yet if found is None else found
 
     def send(self, *args: Any, **kwargs: Any) -> bool:
-        return self._calls.ask(self._port, self._index, _bind(self._port, args, kwargs))
+        args = _bind(self._port, args, kwargs)
+        return self._calls.ask(self._port, self._place(args), self._pack(args))
 
     def recv(self, *key: int) -> Any:
-        return self._calls.answer(self._index, key)
+        return self._calls.answer((self._index, *key))
+
+    def _place(self, args: tuple[Any, ...]) -> Place:
+        return (self._index, *[args[i] for i in self._port.keys])
 
 
 class _Cancel:
@@ -205,7 +219,7 @@ class _Cancel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         args = _bind(self._port, args, kwargs)
-        self._calls.forget(key_of(self._port, args))
+        self._calls.forget(tuple([args[i] for i in self._port.keys]))
         self._calls.out.keep(self._port.pack(self._index, args))
 
 

@@ -15,6 +15,7 @@ from veldt.records.tree import Tree
 from veldt.runtime.proxies import Outbox
 from veldt.shared import Cell
 
+MAX_VIEWS = 1000  # messages whose arguments are kept
 UNUSED_S = 0.005  # between two polls for a first call
 
 
@@ -142,6 +143,7 @@ class CallService:
         self._recv = [getattr(node, port.reply) if port.reply else None for port in ports.values()]
         self._after = [getattr(node, port.after) for port in ports.values() if port.after]
         self._dues = [port.due for port in ports.values() if port.due]
+        self._views: dict[int, tuple[Tree, tuple[Any, ...]]] = {}
         self._taken = [0] * len(callers)  # requests at the front of each ring that were handled
         self._done: list[set[int]] = [set() for _ in callers]  # numbers of requests to pop once all older ones are done
         self._open: dict[tuple[int, int, tuple[Any, ...]], Request] = {}  # (channel, port, key)
@@ -187,7 +189,7 @@ class CallService:
             self._done[channel].add(number)
             return True
         port, method = self._ports[index]
-        args, key = port.unpack(self._node, message, key_parts), tuple(key_parts)
+        args, key = self._unpack(port, message, key_parts), tuple(key_parts)
         if port.kind != CALL:
             self._withdraw((channel, self._names[port.cancels], key))
             method(*args)
@@ -204,6 +206,15 @@ class CallService:
             return False
         self._open[place] = Request(index, key, number, channel)
         return True
+
+    def _unpack(self, port: Port, message: Tree, integers: list[int]) -> tuple[Any, ...]:
+        """The arguments in a message. A ring has the same views for all messages of a slot, so theirs are kept."""
+        known = self._views.get(id(message))
+        if known is None or known[0] is not message:
+            if len(self._views) > MAX_VIEWS:
+                self._views.clear()
+            known = self._views[id(message)] = message, port.arguments.unpack(self._node, message)
+        return port.fill(known[1], integers)
 
     def _withdraw(self, place: tuple[int, int, tuple[Any, ...]]) -> None:
         earlier = self._open.pop(place, None)

@@ -31,7 +31,7 @@ from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SIN
 from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, calls, stream_ring, streams
 from veldt.runtime.local.state import read_state, write_state
 from veldt.runtime.local.zygote import ignore_signals
-from veldt.runtime.proxies import CallerEnds, Proxy, drain, makes_calls
+from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
 from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.bell import Bell, Waker
@@ -134,8 +134,10 @@ class Process:
         crowded = len(self.plan.seats) >= len(os.sched_getaffinity(0))
         spin = 0 if crowded or self.link is not None else SPIN
         callers = [service for service in self.services if isinstance(service, CallService)]
-        places = [host.nodes.index(node) for node, _ in host.workers]  # among the nodes of this process
+        workers = [(i, host.nodes.index(node), worker) for i, (node, worker) in enumerate(host.workers)]
+        outboxes = [outbox for proxy in self.proxies.values() for outbox in outboxes_of(proxy)]
         idle = 0
+        calling = False  # calls are made or answered here
         reported = 0.0
         gc.freeze()
         while not board.quit:
@@ -143,16 +145,22 @@ class Process:
             if row[ORDERS] != self.orders_done:
                 self._take_orders()
             worked = False
-            began = time.perf_counter()
+            turn = began = time.perf_counter()
             if not board.hold:
-                for index, place in enumerate(places):
+                for index, place, worker in workers:
                     row[DOING], row[SINCE] = place, time.monotonic_ns()
-                    worked |= host.step_worker(index)
+                    did = worker.step()
+                    ended = time.perf_counter()
+                    if did:
+                        host.busy_s[index] += ended - began
+                        worked = True
+                    began = ended
             row[DOING], row[SINCE] = SERVING, time.monotonic_ns()
             for service in self.services:
                 worked |= service.step()
-            for proxy in self.proxies.values():
-                drain(proxy)
+            for outbox in outboxes:
+                if outbox.messages:
+                    outbox.drain()
             for writer in self._streams:
                 writer.ring()
             if worked and self.link is not None:
@@ -162,13 +170,15 @@ class Process:
                 reported = now
                 self._report_metrics()
             idle = 0 if worked else idle + 1
-            if 0 < idle <= spin and (any(c.used for c in callers) or any(map(makes_calls, self.proxies.values()))):
+            if idle == 1 and not calling:
+                calling = any(service.used for service in callers) or any(map(makes_calls, self.proxies.values()))
+            if 0 < idle <= spin and calling:
                 os.sched_yield()
             elif idle:
                 row[DOING] = WAITING
                 self._rest(rung)
             if idle and not board.hold:
-                self.waited += time.perf_counter() - began
+                self.waited += time.perf_counter() - turn
         for thing in (host, self.link, self.gate):
             if thing is not None:
                 thing.close()
