@@ -305,9 +305,9 @@ MUTANTS = [
     Mutant(
         "published-weights-are-a-view",
         "The weights that actors get change under them while the learner goes on.",
-        "learning/params.py",
-        "vector = weights.vector.copy()",
-        "vector = weights.vector[:]",
+        "shared.py",
+        "read_only({name: x.copy() for name, x in value.items()})",
+        "read_only({name: x[:] for name, x in value.items()})",
         (LEARNER + "test_published_weights_are_frozen",),
     ),
     # Recording

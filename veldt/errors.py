@@ -14,6 +14,10 @@ class Diverged(Exception):
     """The loss was not finite many times in a row. The CLI prints this and exits with code 1."""
 
 
+class EnvError(RuntimeError):
+    """An environment raised; its own traceback is the cause."""
+
+
 class ProcessFailed(RuntimeError):
     """A process of the run failed, and restarting it does not help. `traceback` is that of the process."""
 

@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 
 from veldt.counters import Counters
-from veldt.ports import Examples, Source, call, latest, stream
+from veldt.errors import UserError
+from veldt.ports import Examples, Source, call, latest, ports_of, stream
 from veldt.program import BLOCK_MEMORY, INCARNATION, ROWS, Program
 from veldt.records.tree import Array
 from veldt.runtime import Inline
 from veldt.runtime.local.local import Gate, Local
+from veldt.runtime.proxies import CallerEnds, Proxy
+from veldt.runtime.services import CallService, ServiceEnds, StreamService
+from veldt.runtime.shm.memory import make_shared_memory
+from veldt.runtime.shm.ring import Reader, Writer
 
 
 class Task(NamedTuple):
@@ -142,3 +147,145 @@ def test_in_processes_that_are_killed(kind: str, kills: int, tmp_path: Path) -> 
             assert (np.diff(values) > 0).all(), "pushes changed their order"
         assert np.count_nonzero(seen) >= wanted, (np.count_nonzero(seen), killed)
         assert killed == kills
+
+
+# What a port may be, and how its arguments travel.
+
+
+class Shelf:
+    """Everything that an argument may be."""
+
+    def __init__(self, open_: bool = True) -> None:
+        self.open, self.log = open_, []  # type: ignore[var-annotated]
+
+    @stream
+    def put(self, x: Array, at: int = 7, name: dict[str, Array] | None = None, weight: float = 0.5) -> bool:
+        if not self.open:
+            return np.False_  # type: ignore[return-value]
+        self.log.append((x.tolist(), at, None if name is None else sorted(name), weight))
+        return True
+
+    @stream
+    def release(self) -> None:
+        self.open = True
+
+    @call
+    def wait(self, key: int, deep: Total) -> Total | None:
+        return None if key == 0 else Total(deep.version + key, deep.value * 2)
+
+
+def shelf(fds: list[int], node: Any, senders: int = 1) -> tuple[list[Any], list[Any]]:
+    """Proxies in as many callers, and the services of the node."""
+    ports, rings = ports_of(Shelf), [fds[3 * i : 3 * i + 3] for i in range(senders)]
+    proxies = [Proxy(ports, CallerEnds(Writer(a), Writer(b), Reader(c))) for a, b, c in rings]
+    streams = StreamService(node, ports, [Reader(a) for a, _, _ in rings])
+    calls = CallService(node, ports, [ServiceEnds(Reader(b), Writer(c)) for _, b, c in rings])
+    calls.used = True
+    return proxies, [streams, calls]
+
+
+def serve(services: list[Any], times: int = 5) -> None:
+    for _ in range(times):
+        for service in services:
+            service.step()
+
+
+def test_arguments_may_be_left_out_named_and_none(fds: list[int]) -> None:
+    node = Shelf()
+    (one,), services = shelf(fds, node)
+    assert one.put(np.ones(1)) and one.put(np.ones(1), 3, {"b": np.zeros(2), "a": np.zeros(1)}, 2.0)
+    serve(services)
+    assert one.put(weight=1.5, x=np.zeros(1))
+    serve(services)
+    assert node.log == [([1.0], 7, None, 0.5), ([1.0], 3, ["a", "b"], 2.0), ([0.0], 7, None, 1.5)]
+    for wrong in (lambda: one.put(), lambda: one.put(np.ones(1), nonsense=1), lambda: one.put(1, 2, None, 4, 5)):
+        with pytest.raises(TypeError, match="takes the arguments x, at, name, weight"):
+            wrong()
+    with pytest.raises(AttributeError, match="'log' of a node in another process"):
+        one.log  # noqa: B018
+
+
+def test_a_refusal_of_one_port_holds_up_no_other(fds: list[int]) -> None:
+    """What one sender puts is refused until another's release arrives."""
+    node = Shelf(open_=False)
+    (one, other), services = shelf(fds, node, senders=2)
+    assert one.put(np.ones(1)) and other.put(np.zeros(1))
+    serve(services)
+    assert node.log == []
+    third = Shelf(open_=False)
+    (_, last), services = shelf(fds, third, senders=2)
+    last.release()
+    serve(services)
+    assert third.open is False, "it waits behind what its own sender has put"
+    node = Shelf(open_=False)
+    fresh = [make_shared_memory("veldt test") for _ in range(6)]
+    (one, other), services = shelf(fresh, node, senders=2)
+    assert one.put(np.ones(1))
+    other.release()
+    serve(services)
+    assert node.log == [([1.0], 7, None, 0.5)]
+    for fd in fresh:
+        os.close(fd)
+
+
+def test_a_restarted_caller_replaces_the_call_that_it_had_open(fds: list[int]) -> None:
+    node = Shelf()
+    (one,), services = shelf(fds, node)
+    assert one.wait(0, Total(1, np.ones(2))) is None and one.wait(3, Total(1, np.ones(2))) is None
+    serve(services)
+    assert one.wait(3, Total(1, np.ones(2))) == (4, pytest.approx([2, 2])), "one that is open holds up no other"
+    (again,), _ = shelf(fds, node)
+    again_service = services[1]
+    assert again.wait(0, Total(5, np.ones(2))) is None
+    node.wait = lambda key, deep: Total(deep.version, deep.value)  # type: ignore[method-assign]
+    again_service._ports = [(port, getattr(node, port.name)) for port, _ in again_service._ports]
+    serve(services)
+    found = again.wait(0, Total(5, np.ones(2)))
+    assert found is not None and found.version == 5, "the answer to its own call"
+
+
+def test_what_cannot_travel_is_refused_when_the_ports_are_read() -> None:
+    class Bad:
+        @call
+        def nothing(self) -> None: ...
+
+    class Worse:
+        @stream
+        def put(self, x: object) -> bool: ...
+
+    with pytest.raises(TypeError, match="a call must return something"):
+        ports_of(Bad)
+    with pytest.raises(TypeError, match="cannot travel between processes"):
+        ports_of(Worse)
+
+
+class Idler:
+    """Counts nothing, and says nothing of what it did."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def step(self) -> Any:
+        self.rows.add(0, 1)
+
+
+def test_a_worker_that_is_given_rows_runs_and_need_not_say_what_it_did() -> None:
+    plan = Program()
+    plan.add("idler", Idler, ROWS)
+    with Local().start(plan) as nodes:
+        deadline = time.monotonic() + 20
+        while nodes.supervisor.work() < 3 and time.monotonic() < deadline:
+            nodes.step()
+        assert nodes.supervisor.work() >= 3
+
+
+def test_gates_say_what_they_need() -> None:
+    plan = Program()
+    plan.add("ledger", Ledger, BLOCK_MEMORY)
+    with pytest.raises(UserError, match="elsewhere=True"), Local(gate=Gate()).start(plan):
+        pass
+    plan = Program()
+    ledger = plan.add("ledger", Ledger, BLOCK_MEMORY, examples={"take": Examples([(0,)], [Task(0, 0)])})
+    plan.add("worker", Worker, 0, ledger, None, 0, elsewhere=True)
+    with pytest.raises(UserError, match="needs one node of Counters; it has 0"), Local(gate=Gate()).start(plan):
+        pass

@@ -15,6 +15,7 @@ from __future__ import annotations
 from veldt.envs import recall as recall  # registers the built-in environments
 from veldt.envs import small as small  # registers the built-in environments
 from veldt.envs.make import EnvLike, is_atari, make_env
-from veldt.envs.vector import EnvError, Envs
+from veldt.envs.vector import Envs
+from veldt.errors import EnvError
 
 __all__ = ["EnvError", "EnvLike", "Envs", "is_atari", "make_env"]

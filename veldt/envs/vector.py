@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from veldt.compiled import njit
-from veldt.errors import UserError
+from veldt.errors import EnvError, UserError
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
 
@@ -18,10 +18,6 @@ RETURN_ENDS = "veldt.return_ends"  # key of `info`: bool [n], where the return e
 BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
 
 log = logging.getLogger("veldt")
-
-
-class EnvError(RuntimeError):
-    """An environment raised; its own traceback is the cause."""
 
 
 class Envs:

@@ -118,7 +118,8 @@ class LocalNodes:
         for name, answer in answers.items():
             if answer.fd is not None:
                 out |= read_state(answer.fd)
-                self.supervisor.keep_counts(name, answer.counts)
+                if self.supervisor.keeps(name):
+                    self.supervisor.children[name].counts = answer.counts
         self._keep(out)
         return out
 
@@ -135,7 +136,7 @@ class LocalNodes:
         answers = self.supervisor.orders.ask_all("state", needed)
         self.paused = max((answers[name].result for name in needed), default=0.0)
         states = self._read(answers)
-        return states | self.supervisor.count_states() | array_state(self.supervisor.arrays)
+        return states | self.supervisor.kept_counts.states() | array_state(self.supervisor.arrays)
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         supervisor = self.supervisor
@@ -146,7 +147,7 @@ class LocalNodes:
         self._loaded = state
         self._keep(state)
         load_arrays(supervisor.arrays, state)
-        supervisor.forget_counts()
+        supervisor.kept_counts.forget()
         supervisor.orders.ask_all("load", list(parts), parts)
         for name, counters in supervisor.counters.items():
             if name in state:

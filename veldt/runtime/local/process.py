@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from setproctitle import setproctitle
 
-from veldt.envs import EnvError
-from veldt.errors import Diverged, UserError
+from veldt.errors import Diverged, EnvError, UserError
 from veldt.metrics import merge
 from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node

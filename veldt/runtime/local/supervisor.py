@@ -27,13 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veldt.counters import COLUMN, OF_STATE, Counters
+from veldt.counters import Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
 from veldt.metrics import Reports, declared
 from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, SINCE, Board, SharedRows
 from veldt.runtime.local.children import Child, exit_reason
+from veldt.runtime.local.counts import KeptCounts
 from veldt.runtime.local.orders import Orders
 from veldt.runtime.local.plan import GatePlan, Plan
 from veldt.runtime.local.process import MESSAGE
@@ -87,17 +88,15 @@ class Supervisor:
             self._allocate_gate(plan.gate)
         self.board = Board(self.descriptors["board"], plan.rows)
         self.board.hold = True
-        rows = {
-            name: SharedRows(self.descriptors[f"rows {name}"], self.board, 0)
-            for name in plan.shared
-            if plan.nodes[name].has(ROWS)
-        }
+        counted = [name for name, node in plan.nodes.items() if node.has(ROWS)]
+        rows = {name: SharedRows(self.descriptors[f"rows {name}"], self.board, 0) for name in counted}
         self.rows = rows
         self.counters = {name: Counters(x) for name, x in rows.items() if issubclass(plan.nodes[name].node_class, Counters)}
         self.arrays = {name: Arena(self.descriptors[f"array {name}"]).zeros(*spec) for name, spec in plan.arrays.items()}
         plan.save(self.descriptors["plan"])
         for name in plan.processes:
             self.children[name] = Child(name, self.board.row(plan.row(name)), self.options.first_incarnation)
+        self.kept_counts = KeptCounts(plan, self.children, self.counters, rows)
         stacks = self.descriptors["stacks"]
         self.watchdog = Watchdog(plan, self.children, self.board, stacks, self.options.step_timeout)
         for light in sorted(self.zygotes, reverse=True):  # the light one is ready first
@@ -136,8 +135,8 @@ class Supervisor:
         child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
         # With more processes than cores, those that serve others, such as the learner, go first.
         nice = 0 if self.keeps(child.name) else NICE
-        if child.restarts:
-            self._reset_counts(child)
+        if child.restarts and self.keeps(child.name):
+            self.kept_counts.reset(child)
         order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": nice}
         fds = [theirs.fileno()]
         state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}
@@ -259,41 +258,6 @@ class Supervisor:
         names = self.plan.processes[process]
         marked = any(self.plan.nodes[name].keep or self.plan.nodes[name].has(BLOCK_MEMORY) for name in names)
         return marked or any(channel.node in names for channel in self.plan.channels)
-
-    def keep_counts(self, name: str, counts: dict[str, list[int]]) -> None:
-        """Keeps the counts of a process at the time of its kept state."""
-        if self.keeps(name):
-            self.children[name].counts = counts
-
-    def forget_counts(self) -> None:
-        """The counts that belong to states start anew: states are about to be loaded."""
-        for name in self.counters:
-            self.rows[name].table[:, [COLUMN[count] for count in OF_STATE]] = 0
-        for child in self.children.values():
-            child.counts = {}
-
-    def count_states(self) -> dict[str, dict[str, Any]]:
-        """The counts, for a checkpoint: those that belong to a process's state as they were when that was taken."""
-        out: dict[str, dict[str, Any]] = {}
-        for name, counters in self.counters.items():
-            out[name] = state = counters.state()
-            for child in self.children.values():
-                for count in OF_STATE if name in child.counts else ():
-                    now = int(self.rows[name].table[self.plan.row(child.name), COLUMN[count]])
-                    state["counts"][count] += child.counts[name][COLUMN[count]] - now
-        return out
-
-    def _reset_counts(self, child: Child) -> None:
-        """Sets the counts that belong to a process's state back to those of the kept state."""
-        nodes = [self.plan.nodes[name] for name in self.plan.processes[child.name]]
-        stateful = any(hasattr(node.node_class, "load_state") and not node.has(BLOCK_MEMORY) for node in nodes)
-        if not stateful or not self.keeps(child.name):
-            return
-        row = self.plan.row(child.name)
-        for name in self.counters:
-            kept = child.counts.get(name)
-            for column in (COLUMN[count] for count in OF_STATE):
-                self.rows[name].table[row, column] = 0 if kept is None else kept[column]
 
     def _was_healthy(self, child: Child) -> bool:
         """Whether it worked before it failed. A process that counts nothing is healthy if it ran for a long time."""
