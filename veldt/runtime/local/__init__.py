@@ -2,7 +2,7 @@
 
     local        the runtime, and its running program
     plan         which nodes share a process, and what processes share
-    supervisor   starts, restarts and ends processes; children, orders and watchdog are parts of it
+    supervisor   starts, restarts and ends processes; children, orders, counts and watchdog are parts of it
     zygote       the process that all others are forked from
     process      one process: hosts nodes and serves them
     board        heartbeats, flags and counts of all processes, in shared memory
