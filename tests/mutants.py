@@ -991,8 +991,8 @@ MUTANTS = [
         "first-actor-first",
         "Whenever the store takes less than comes, the first actor is served first, and the others starve.",
         "runtime/services.py",
-        "self._refused += 1\n                    return worked",
-        "self._refused += 1\n                    self._turn = 0\n                    return worked",
+        "self._turn = turn if first < 0 else first",
+        "self._turn = turn if first < 0 else 0",
         ("tests/runtime/test_services.py::test_a_store_that_takes_less_than_comes_is_shared_by_all",),
     ),
     # The learner

@@ -161,18 +161,20 @@ def ports_of(node_class: type) -> dict[str, Port]:
         for owner in node_class.__mro__:
             marked = vars(owner).get(name)
             if hasattr(marked, MARK):
-                found[name] = _port(name, node_class, marked)
+                found[name] = _port(name, node_class, owner, marked)
                 break
     return found
 
 
-def _port(name: str, node_class: type, method: Any) -> Port:
+def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
+    """`owner` is the class that marks the method: the node's own, or its seam, whose annotations hold."""
     kind, options, codec = getattr(method, MARK)
     where, hints = f"{node_class.__name__}.{name}", get_type_hints(method)
     parameters = {p.name: p.default for p in inspect.signature(method).parameters.values()}
     names = [p for p in parameters if p not in ("self", "source")]
     values = [value_of(hints.get(p, Any), f"{where}: {p}") for p in names] if codec is None else []
-    replies = get_type_hints(getattr(node_class, options["reply"])) if options.get("reply") else hints
+    reply = options.get("reply", "")
+    replies = get_type_hints(getattr(owner, reply, None) or getattr(node_class, reply)) if reply else hints
     result = value_of(replies.get("return", Any), f"the result of {where}")
     keys = tuple(i for i, value in enumerate(values) if value.kind is int and not value.optional)
     if name.startswith("_") or (kind == CALL and result.kind is NoneType):

@@ -201,7 +201,7 @@ def test_the_same_seed_gives_the_same_run_and_stopped_and_resumed_gives_it_too(
     changes = {"store.selector": selector, "learner.prefetch": prefetch}
     straight = tiny(tmp_path / "a", **changes)
     expected = whole_state(straight)
-    assert expected["learner"] and expected["learner_steps"] > 100
+    assert expected["weights"] and expected["learner_steps"] > 100
     # Stopped in the middle of the second, the third and the last stretch between two checkpoints.
     for rounds in (150, 120, 70):
         with stopping(monkeypatch, rounds, crash), pytest.raises(Stop):
