@@ -137,7 +137,7 @@ class CallService:
     def __init__(self, node: Any, ports: Mapping[str, Port], callers: Sequence[ServiceEnds]) -> None:
         self._node, self._callers = node, callers
         self.used = False  # a call has arrived
-        self._poll_at, self._skipped = 0.0, False
+        self._poll_at = 0.0
         self._ports: list[tuple[Port, Any]] = [(port, getattr(node, port.name, None)) for port in ports.values()]
         self._names = {name: i for i, name in enumerate(ports)}
         self._recv = [getattr(node, port.reply) if port.reply else None for port in ports.values()]
@@ -154,8 +154,7 @@ class CallService:
     def step(self) -> bool:
         if not self.used:  # polling a ring that its writer has not opened is a system call
             now = time.monotonic()
-            self._skipped = now < self._poll_at
-            if self._skipped:
+            if now < self._poll_at:
                 return False
             self._poll_at = now + UNUSED_S
             if not any(ends.calls.waiting for ends in self._callers):
@@ -176,8 +175,6 @@ class CallService:
     @property
     def rest(self) -> float:
         """Seconds until the next step is needed if no request arrives."""
-        if not self.used:
-            return self._poll_at - time.monotonic() if self._skipped else math.inf
         if not self._open or not self._dues:
             return math.inf
         return min(float(getattr(self._node, name)) for name in self._dues) - time.monotonic()
