@@ -168,6 +168,7 @@ class Process:
             if now - reported > METRICS_S:
                 reported = now
                 self._report_metrics()
+                turn = now  # what came before is in this report
             idle = 0 if worked else idle + 1
             if idle == 1 and not calling:
                 calling = any(service.used for service in callers) or any(map(makes_calls, self.proxies.values()))
