@@ -683,12 +683,15 @@ def test_a_value_is_read_again_until_its_checksum_matches(monkeypatch: pytest.Mo
 # The newest value.
 
 
+LIFE = 100_000  # tags of one writer: more than it can write before it is killed, and exact in float32 for all writers
+
+
 def value(tag: int) -> Any:
     return np.full(300_000, tag, np.float32)
 
 
 def latest_life(fds: list[int], life: int, death: tuple[int, str]) -> Callable[[], int]:
-    latest, tags = Latest(fds[0]), itertools.count(1 + 1000 * life)
+    latest, tags = Latest(fds[0]), itertools.count(1 + LIFE * life)
     writes = 0
 
     def write() -> int:
@@ -729,8 +732,8 @@ def test_the_newest_value_is_whole_while_its_writers_are_killed() -> None:
                 latest = Latest(fd)
         assert process.returncode == 0 and seen > kills
         life = max(life for life in range(kills) if words[2 * life])
-        last = {1000 * life + words[2 * life], 1000 * life + words[2 * life] + 1}
-        last |= {1000 * later + 1 for later in range(life + 1, kills)}  # killed before it could count its first
+        last = {LIFE * life + words[2 * life], LIFE * life + words[2 * life] + 1}
+        last |= {LIFE * later + 1 for later in range(life + 1, kills)}  # killed before it could count its first
         assert have in last, "the newest was there at the end"
 
 
