@@ -52,16 +52,22 @@ from veldt.records.tree import Tree
 
 F = TypeVar("F", bound=Callable[..., Any])
 STREAM, CALL, LATEST = "stream", "call", "latest"
-PORT, REPLY, RESULT = "port", "reply", "result"  # columns: the header of a message, the number of a reply, what it brings
+# Columns: the header of a message, the number of a reply, what it brings. No key of a dict begins with @.
+PORT, REPLY, RESULT = "@port", "@reply", "@result"
 MARK = "_veldt_port"
 EMPTY = inspect.Parameter.empty
 
 
 class Codec(Protocol):
-    """Turns the arguments of a method into one message, a flat dict of arrays, and back."""
+    """Turns the arguments of a method into one message, a flat dict of arrays, and back.
+
+    With `views`, what `unpack` returns are views of the message, which hold for a later message in the same place too.
+    """
+
+    views: bool
 
     def pack(self, *args: Any) -> Tree: ...
-    def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]: ...
+    def unpack(self, node: Any, message: Tree) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,11 @@ class Port:
 
     name: str
     kind: str
-    arguments: Codec
+    names: tuple[str, ...]  # of the arguments
+    defaults: tuple[Any, ...]  # inspect.Parameter.empty: none
+    codec: Codec
     result: Value
-    keys: tuple[int, ...] = ()  # which arguments are integers: they identify a call
+    keys: tuple[int, ...] = ()  # which arguments are integers: they are in the header of a message and identify a call
     reply: str = ""  # call: the method that returns the reply, if that is another one
     after: str = ""
     due: str = ""
@@ -85,31 +93,46 @@ class Port:
     def with_calls(self) -> bool:
         return self.kind == CALL or bool(self.cancels)
 
-    def pack(self, index: int, args: tuple[Any, ...]) -> Tree:
-        """The message of a call of the port with this index. A header has the index, the message's number if it goes with
-        the calls, and the integers among the arguments."""
-        number = (0,) if self.with_calls else ()
-        header = np.array((index, *number, *(args[i] for i in self.keys)), np.int64)
-        return {PORT: header, **self.arguments.pack(*args)}
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments in order, with those that were given by name or left out."""
+        if len(args) == len(self.names) and not kwargs:
+            return args
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        missing = [n for n, d in zip(self.names, self.defaults, strict=True) if n not in given and d is EMPTY]
+        if len(args) > len(self.names) or missing or not given.keys() <= set(self.names):
+            raise TypeError(f"takes the arguments {', '.join(self.names)}; got {args} and {kwargs}")
+        return tuple(given.get(name, default) for name, default in zip(self.names, self.defaults, strict=True))
 
-    def reply_with(self, number: int, result: Any) -> Tree:
-        """The reply to the call with this number."""
-        message: Tree = {REPLY: np.array([number], np.int64)}
-        self.result.pack(RESULT, {key: result[key] for key in self.only} if self.only else result, message)
+    def packer(self, index: int) -> Callable[[tuple[Any, ...]], Tree]:
+        """Makes the messages of calls of the port with this index.
+
+        A header has the index, the message's number if it goes with the calls, and the integers among the arguments. It is
+        reused: who puts a message copies it.
+        """
+        first, keys, pack = 2 if self.with_calls else 1, self.keys, self.codec.pack
+        header = np.full(first + len(keys), index, np.int64)
+
+        def message(args: tuple[Any, ...]) -> Tree:
+            for at, i in enumerate(keys, first):
+                header[at] = args[i]
+            return {PORT: header, **pack(*args)}
+
         return message
 
-    def unpack(self, node: Any, message: Tree, integers: list[int]) -> tuple[Any, ...]:
-        """The arguments in a message; `integers` is the end of its header."""
-        return self.fill(self.arguments.unpack(node, message), integers)
+    def reply_with(self, number: int, result: Any) -> Tree:
+        """The reply to the call with this number. A dict has its own keys there."""
+        message: Tree = {REPLY: np.array([number], np.int64)}
+        if self.result.kind is dict:
+            for key in self.only or result:
+                message[key] = result[key]
+        else:
+            self.result.pack(RESULT, result, message)
+        return message
 
-    def fill(self, args: tuple[Any, ...], integers: list[int]) -> tuple[Any, ...]:
-        """Arguments with the integers that were in the header."""
-        if not integers:
-            return args
-        filled = list(args)
-        for i, integer in zip(self.keys, integers, strict=True):
-            filled[i] = integer
-        return tuple(filled)
+    def read_reply(self, message: Tree) -> Any:
+        """What a reply brings, with arrays of its own."""
+        copies = {name: x.copy() for name, x in message.items() if name != REPLY}
+        return copies if self.result.kind is dict else self.result.unpack(RESULT, copies)
 
 
 @overload
@@ -182,13 +205,22 @@ def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
     return Port(
         name,
         kind,
-        codec or Arguments(tuple(names), tuple(values), tuple(parameters[p] for p in names), keys),
-        result,
+        tuple(names),
+        tuple(parameters[p] for p in names),
+        codec or _codec(names, values, keys),
+        result._replace(optional=False),  # None is "not yet", which is not sent
         keys,
         refuses=hints.get("return") is not NoneType,
         source="source" in inspect.signature(getattr(node_class, name)).parameters,
         **options,
     )
+
+
+def _codec(names: Sequence[str], values: Sequence[Value], keys: Sequence[int]) -> Codec:
+    columns = [(i, names[i], value) for i, value in enumerate(values) if i not in keys]
+    if len(columns) == 1 and columns[0][2] == Value(dict):
+        return OneDict(columns[0][0], len(names))
+    return Arguments(len(names), columns)
 
 
 class Value(NamedTuple):
@@ -222,12 +254,6 @@ class Value(NamedTuple):
         if found is None or self.kind not in DTYPES:
             return found
         return self.kind(found)
-
-    def copy(self, name: str, message: Tree) -> Any:
-        """As `unpack`, with arrays of its own."""
-        if self.kind is dict and not self.optional:
-            return {short: message[key].copy() for short, key in keys_under(name, tuple(message))}
-        return self.unpack(name, {key: x.copy() for key, x in message.items() if _under(key, name)})
 
 
 DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
@@ -269,24 +295,32 @@ def value_of(hint: Any, where: str) -> Value:
     )
 
 
-@dataclass(frozen=True)
+class OneDict:
+    """The codec of a method with one dict of arrays beside integers: the message has the keys of the dict."""
+
+    views = True
+
+    def __init__(self, position: int, arguments: int) -> None:
+        self.position, self.arguments = position, arguments
+
+    def pack(self, *args: Any) -> Tree:
+        tree: Tree = args[self.position]
+        return tree
+
+    def unpack(self, node: Any, message: Tree) -> list[Any]:
+        """The integers are missing: None stands for each."""
+        args: list[Any] = [None] * self.arguments
+        args[self.position] = {name: x for name, x in message.items() if name != PORT}
+        return args
+
+
 class Arguments:
     """The codec of a method whose arguments are arrays, dicts of arrays and numbers: columns under their names."""
 
-    names: tuple[str, ...]
-    values: tuple[Value, ...]
-    defaults: tuple[Any, ...]  # inspect.Parameter.empty: none
-    keys: tuple[int, ...] = ()  # integers, which are in the header of a message and not in a column
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments in order, with those that were given by name or left out."""
-        if len(args) == len(self.names) and not kwargs:
-            return args
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        missing = [n for n, d in zip(self.names, self.defaults, strict=True) if n not in given and d is EMPTY]
-        if len(args) > len(self.names) or missing or not given.keys() <= set(self.names):
-            raise TypeError(f"takes the arguments {', '.join(self.names)}; got {args} and {kwargs}")
-        return tuple(given.get(name, default) for name, default in zip(self.names, self.defaults, strict=True))
+    def __init__(self, arguments: int, columns: Sequence[tuple[int, str, Value]]) -> None:
+        """`columns`: position, name and layout of the arguments that are not in the header."""
+        self.arguments, self.columns = arguments, columns
+        self.views = all(value.kind is np.ndarray and not value.optional for _, _, value in columns)
 
     def pack(self, *args: Any) -> Tree:
         message: Tree = {}
@@ -294,17 +328,12 @@ class Arguments:
             value.pack(name, args[i], message)
         return message
 
-    def unpack(self, node: Any, message: Tree) -> tuple[Any, ...]:
+    def unpack(self, node: Any, message: Tree) -> list[Any]:
         """The integers are missing: None stands for each."""
-        args: list[Any] = [None] * len(self.names)
+        args: list[Any] = [None] * self.arguments
         for i, name, value in self.columns:
             args[i] = value.unpack(name, message)
-        return tuple(args)
-
-    @functools.cached_property
-    def columns(self) -> list[tuple[int, str, Value]]:
-        """Position, name and layout of the arguments that are not in the header."""
-        return [(i, self.names[i], value) for i, value in enumerate(self.values) if i not in self.keys]
+        return args
 
 
 class Source(NamedTuple):
@@ -325,10 +354,11 @@ class Examples:
 def example_messages(port: Port, given: Examples | None) -> tuple[list[Tree], list[Tree]]:
     """Messages to a port, and of a call its replies. Numbers need no example."""
     if given is None:
-        if not isinstance(port.arguments, Arguments) or any(v.kind not in DTYPES for v in port.arguments.values):
+        columns = port.codec.columns if isinstance(port.codec, Arguments) else None
+        if columns is None or any(value.kind not in DTYPES for _, _, value in columns):
             raise TypeError(f"{port.name} has arguments whose shapes are unknown: give examples to program.add")
-        given = Examples([tuple(value.kind(0) for value in port.arguments.values)])
-    there = [port.pack(0, args) for args in given.arguments]
+        given = Examples([tuple([0] * len(port.names))])
+    there = [port.packer(0)(args) for args in given.arguments]
     if port.kind != CALL:
         return there, []
     results = given.results or ([port.result.kind(0)] if port.result.kind in DTYPES else [])

@@ -173,6 +173,14 @@ class Shelf:
     def wait(self, key: int, deep: Total) -> Total | None:
         return None if key == 0 else Total(deep.version + key, deep.value * 2)
 
+    @call
+    def scale(self, x: dict[str, Array], by: float) -> dict[str, Array]:
+        return {name: x[name] * by for name in x}
+
+    @call
+    def negate(self, key: int, x: dict[str, Array]) -> dict[str, Array]:
+        return {name: -x[name] for name in x}
+
 
 def shelf(fds: list[int], node: Any, senders: int = 1) -> tuple[list[Any], list[Any]]:
     """Proxies in as many callers, and the services of the node."""
@@ -242,6 +250,17 @@ def test_a_restarted_caller_replaces_the_call_that_it_had_open(fds: list[int]) -
     serve(services)
     found = again.wait(0, Total(5, np.ones(2)))
     assert found is not None and found.version == 5, "the answer to its own call"
+
+
+def test_each_call_has_its_own_arguments_however_often_a_slot_is_used(fds: list[int]) -> None:
+    (one,), services = shelf(fds, Shelf())
+    for i in range(100):
+        x = {"a": np.array([i, 1.0]), "b": np.array([2.0])}
+        assert one.scale(x, 0.5 * i) is None and one.negate(5, x) is None
+        serve(services, 1)
+        found, negated = one.scale(x, 0.5 * i), one.negate(5, x)
+        assert {name: v.tolist() for name, v in found.items()} == {"a": [0.5 * i * i, 0.5 * i], "b": [i]}
+        assert {name: v.tolist() for name, v in negated.items()} == {"a": [-i, -1.0], "b": [-2.0]}
 
 
 def test_what_cannot_travel_is_refused_when_the_ports_are_read() -> None:

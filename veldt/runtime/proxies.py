@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
-from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, STREAM, Arguments, Port
+from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, STREAM, Port
 from veldt.records.tree import Tree
 from veldt.shared import Cell
 
@@ -111,32 +109,12 @@ class _Buffered:
         return True
 
 
-def _bind(port: Port, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All arguments in order."""
-    return port.arguments.bind(args, kwargs) if isinstance(port.arguments, Arguments) else args
-
-
-class _Packer:
-    """Makes the messages of calls of one port. The header is reused: who puts a message copies it."""
-
-    def __init__(self, port: Port, index: int) -> None:
-        self._pack, self._keys, self._first = port.arguments.pack, port.keys, 2 if port.with_calls else 1
-        self._header = np.full(self._first + len(port.keys), index, np.int64)
-
-    def __call__(self, args: tuple[Any, ...]) -> Tree:
-        at, header = self._first, self._header
-        for i in self._keys:
-            header[at] = args[i]
-            at += 1
-        return {PORT: header, **self._pack(*args)}
-
-
 class _Stream:
     def __init__(self, port: Port, index: int, out: _Buffered) -> None:
-        self._port, self._pack, self._out = port, _Packer(port, index), out
+        self._port, self._pack, self._out = port, port.packer(index), out
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool | None:
-        message = self._pack(_bind(self._port, args, kwargs))
+        message = self._pack(self._port.bind(args, kwargs))
         if self._port.refuses:
             return self._out.put(message)
         if not self._out.put(message):
@@ -168,34 +146,31 @@ class _Calls:
 
     def answer(self, place: Place) -> Any:
         """The reply to the call that is open there; None: not yet."""
-        self._collect()
-        found = self._answers.pop(place, None)
-        if found is not None:
+        replies = self._replies
+        while (message := replies.peek()) is not None:
+            found = self._open.pop(int(message[REPLY][0]), None)
+            if found is not None:
+                self._answers[found[0]] = found[1].read_reply(message)
+            replies.pop()
+        answer = self._answers.pop(place, None)
+        if answer is not None:
             del self.waiting[place]
-        return found
+        return answer
 
     def forget(self, key: tuple[int, ...]) -> None:
         for place in [place for place in self.waiting if place[1:] == key]:
             self._open.pop(self.waiting.pop(place), None)
             self._answers.pop(place, None)
 
-    def _collect(self) -> None:
-        while (message := self._replies.peek()) is not None:
-            found = self._open.pop(int(message[REPLY][0]), None)
-            if found is not None:
-                place, port = found
-                self._answers[place] = port.result.copy(RESULT, message)
-            self._replies.pop()
-
 
 class _Call:
     def __init__(self, port: Port, index: int, calls: _Calls) -> None:
         self._port, self._index, self._calls = port, index, calls
-        self._pack = _Packer(port, index)
+        self._pack = port.packer(index)
         self._not_yet = False if port.result.kind is bool else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = _bind(self._port, args, kwargs)
+        args = self._port.bind(args, kwargs)
         place = self._place(args)
         if place not in self._calls.waiting and not self._calls.ask(self._port, place, self._pack(args)):
             return self._not_yet
@@ -203,7 +178,7 @@ class _Call:
         return self._not_yet if found is None else found
 
     def send(self, *args: Any, **kwargs: Any) -> bool:
-        args = _bind(self._port, args, kwargs)
+        args = self._port.bind(args, kwargs)
         return self._calls.ask(self._port, self._place(args), self._pack(args))
 
     def recv(self, *key: int) -> Any:
@@ -215,12 +190,12 @@ class _Call:
 
 class _Cancel:
     def __init__(self, port: Port, index: int, calls: _Calls) -> None:
-        self._port, self._index, self._calls = port, index, calls
+        self._port, self._pack, self._calls = port, port.packer(index), calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        args = _bind(self._port, args, kwargs)
+        args = self._port.bind(args, kwargs)
         self._calls.forget(tuple([args[i] for i in self._port.keys]))
-        self._calls.out.keep(self._port.pack(self._index, args))
+        self._calls.out.keep(self._pack(args))
 
 
 class _Latest:

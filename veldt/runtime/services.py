@@ -88,7 +88,7 @@ class StreamService:
         if index in refused:
             return False
         port, method = self._ports[index]
-        args = port.unpack(self._node, message, integers)
+        args = unpack(port, self._node, message, integers)
         source = {"source": Source(channel, inbox.popped)} if port.source else {}
         if is_no(method(*args, **source)):
             refused.add(index)
@@ -105,9 +105,26 @@ class StreamService:
         return totals | {"queue_fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
 
 
+BOOLS = (bool, np.bool_)
+
+
 def is_no(result: Any) -> bool:
     """Whether a method said False, of Python or of NumPy."""
-    return isinstance(result, bool | np.bool_) and not result
+    return isinstance(result, BOOLS) and not result
+
+
+def unpack(port: Port, node: Any, message: Tree, integers: list[int]) -> Sequence[Any]:
+    """The arguments in a message; `integers` is the end of its header."""
+    args = port.codec.unpack(node, message)
+    if integers:
+        args = fill(list(args), port, integers)
+    return args
+
+
+def fill(args: list[Any], port: Port, integers: list[int]) -> list[Any]:
+    for i, integer in zip(port.keys, integers, strict=True):
+        args[i] = integer
+    return args
 
 
 class ServiceEnds(NamedTuple):
@@ -124,7 +141,7 @@ class Request(NamedTuple):
     key: tuple[Any, ...]
     number: int
     channel: int
-    args: tuple[Any, ...] = ()
+    args: Sequence[Any] = ()
 
 
 class CallService:
@@ -143,7 +160,7 @@ class CallService:
         self._recv = [getattr(node, port.reply) if port.reply else None for port in ports.values()]
         self._after = [getattr(node, port.after) for port in ports.values() if port.after]
         self._dues = [port.due for port in ports.values() if port.due]
-        self._views: dict[int, tuple[Tree, tuple[Any, ...]]] = {}
+        self._views: dict[int, tuple[Tree, list[Any]]] = {}
         self._taken = [0] * len(callers)  # requests at the front of each ring that were handled
         self._done: list[set[int]] = [set() for _ in callers]  # numbers of requests to pop once all older ones are done
         self._open: dict[tuple[int, int, tuple[Any, ...]], Request] = {}  # (channel, port, key)
@@ -204,14 +221,17 @@ class CallService:
         self._open[place] = Request(index, key, number, channel)
         return True
 
-    def _unpack(self, port: Port, message: Tree, integers: list[int]) -> tuple[Any, ...]:
+    def _unpack(self, port: Port, message: Tree, integers: list[int]) -> Sequence[Any]:
         """The arguments in a message. A ring has the same views for all messages of a slot, so theirs are kept."""
         known = self._views.get(id(message))
-        if known is None or known[0] is not message:
+        if known is not None and known[0] is message:
+            return fill(known[1], port, integers)
+        args = list(unpack(port, self._node, message, integers))
+        if port.codec.views:
             if len(self._views) > MAX_VIEWS:
                 self._views.clear()
-            known = self._views[id(message)] = message, port.arguments.unpack(self._node, message)
-        return port.fill(known[1], integers)
+            self._views[id(message)] = message, args
+        return args
 
     def _withdraw(self, place: tuple[int, int, tuple[Any, ...]]) -> None:
         earlier = self._open.pop(place, None)

@@ -12,6 +12,8 @@ from veldt.records.tree import PACKED, Array, Tree
 class BlockCodec:
     """`insert(block, priorities)` as one message. The receiving store knows the schema of its blocks."""
 
+    views = False
+
     def pack(self, block: Block, priorities: Array | None) -> Tree:
         message: Tree = {"items": block.items}
         if priorities is not None:
