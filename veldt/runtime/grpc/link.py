@@ -13,7 +13,7 @@ from typing import Any
 
 from veldt.errors import UserError
 from veldt.runtime.grpc import connection, wire
-from veldt.runtime.grpc.connection import HEARTBEAT_S, SILENCE_S, LinkLost, grpc
+from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, SILENCE_S, LinkLost, grpc
 from veldt.runtime.grpc.session import Session
 from veldt.runtime.grpc.wire import Refused
 
@@ -57,7 +57,7 @@ class Link:
         self._why = "it does not answer"
         self._arrived = self._waiting = self._closing = False
         self._leaving = False  # LEAVE is to be sent
-        self._stepped_at = self._lost_at = self._heard_at = time.monotonic()
+        self._stepped_at = self._woken_at = self._lost_at = self._heard_at = time.monotonic()
 
     def connect(self) -> dict[str, Any]:
         """Waits for the run, and returns its welcome."""
@@ -127,7 +127,7 @@ class Link:
         return arrived
 
     def _tick(self) -> None:
-        """Checks timeouts, and wakes the writer when something is due."""
+        """Checks timeouts, and wakes the writer now and then."""
         now = time.monotonic()
         if now - self._stepped_at > 1.0:  # the actor was busy and did not read: the run was not silent
             self._heard_at = now
@@ -136,7 +136,8 @@ class Link:
             self._why = "it fell silent" if self.connected else "it does not answer"
             if self._stream is not None:
                 self._stream.cancel()
-        elif self.session.due(now):
+        elif now - self._woken_at > ACK_S:  # an acknowledgement, a report or a heartbeat may be due
+            self._woken_at = now
             self.wake()
         if not self.connected and not self._closing and now - self._lost_at > self.patience:
             why = f"The run at {self.address} cannot be reached for {self.patience:.0f} s: {self._why}."

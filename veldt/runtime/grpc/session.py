@@ -38,8 +38,7 @@ class Mailbox:
         self._kept: deque[bytes] = deque()  # frames that are not acknowledged
         self._base = int(port["written"])  # the number of the first of them
         self._sent = 0  # how many of them were sent over this stream
-        self._answer_formats = Formats(wire.parse_formats(port["answers"] or []), finite=False)
-        self.largest_answer = self._answer_formats.largest  # bytes
+        self.answer_formats = Formats(wire.parse_formats(port["answers"] or []), finite=False)
         self._answers: deque[Tree] = deque()
         self._next = self._acked = int(port["tail"])  # numbers of the next answer, and of the next to acknowledge
 
@@ -82,7 +81,7 @@ class Mailbox:
             return False  # a duplicate, from an earlier stream
         if received.number > self._next:
             raise Refused("an answer is missing")
-        self._answers.append(self._answer_formats.unpack(received))
+        self._answers.append(self.answer_formats.unpack(received))
         self._next += 1
         if self.ack_due(half=True):
             self._session.wake()
@@ -243,7 +242,7 @@ class Session:
         self.mailboxes = {str(port["name"]): Mailbox(self, i, port) for i, port in enumerate(welcome["ports"])}
         self.cells = {str(name): LinkCell(self.wake, i) for i, name in enumerate(welcome["latest"])}
         self._senders = [*self.mailboxes.values(), *self.cells.values()]
-        largest = max((mailbox.largest_answer for mailbox in self.mailboxes.values()), default=0)
+        largest = max((mailbox.answer_formats.largest for mailbox in self.mailboxes.values()), default=0)
         self.largest_frame = max(self.largest_frame, largest + wire.HEADER.size)
 
     def _resume(self, welcome: dict[str, Any]) -> None:
@@ -295,17 +294,9 @@ class Session:
         for mailbox in self.mailboxes.values():
             if mailbox.ack_due(half=now - self.sent_at < ACK_S):
                 return mailbox.ack()
-        if self._has_report() and (now - self._reported_at > REPORT_S or leaving):
+        news = bool(self._metrics) or self._reported != self.rows.mine
+        if news and (now - self._reported_at > REPORT_S or leaving):
             report = {"counts": self.rows.mine, "metrics": self._metrics}
             self._reported, self._metrics, self._reported_at = list(self.rows.mine), {}, now
             return frame(wire.REPORT, wire.dump_json(report))
         return frame(wire.HEARTBEAT) if now - self.sent_at > HEARTBEAT_S else None
-
-    def due(self, now: float) -> bool:
-        """Whether a frame is to be sent because enough time has passed."""
-        if now - self.sent_at > HEARTBEAT_S or (now - self._reported_at > REPORT_S and self._has_report()):
-            return True
-        return now - self.sent_at > ACK_S and any(mailbox.ack_due(half=False) for mailbox in self.mailboxes.values())
-
-    def _has_report(self) -> bool:
-        return bool(self._metrics) or self._reported != self.rows.mine
