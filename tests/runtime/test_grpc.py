@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,10 @@ from veldt.counters import NAMES, Counters
 from veldt.errors import UserError
 from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
-from veldt.runtime.grpc.connection import SILENCE_S, LinkLost, grpc, read_token  # gRPC as both ends have it
-from veldt.runtime.grpc.doors import Door
-from veldt.runtime.grpc.event_bell import EventBell
+from veldt.runtime.grpc.connection import SILENCE_S, Door, LinkLost, grpc, read_token  # gRPC as both ends have it
 from veldt.runtime.grpc.gate import Gate
-from veldt.runtime.grpc.lanes import Lane
 from veldt.runtime.grpc.link import Link
-from veldt.runtime.grpc.seats import RECORD, Port, Seat
+from veldt.runtime.grpc.seats import RECORD, EventBell, Lane, Seat
 from veldt.runtime.grpc.wire import frame
 from veldt.runtime.local.board import ROW, Board, SharedRows
 from veldt.runtime.shm.format import Format
@@ -82,15 +78,15 @@ class Shared:
         store, there, back = self.rings(index)
         bell = self.board.bell(2)
         answers = [Format([("answer", "<i8", (2,)), ("obs", "|u1", (self.size,))])]
-        ports = [
-            Port("store", Writer(store, bell, max_slots=4), [BLOCK], window=8),
-            Port("policy", Writer(there, bell, max_slots=8), [self.question], Reader(back), answers, window=8),
+        lanes = [
+            Lane("store", 0, Writer(store, bell, budget=4 * 320, max_slots=8), [BLOCK]),  # has room for 4
+            Lane("policy", 1, Writer(there, bell, max_slots=8), [self.question], Reader(back), answers),
         ]
         record = self.records.words(index * 256, RECORD)
         rows = SharedRows(self.fds[4], self.board, 3 + index)
         name = f"actor/{index}"
         assignment = {"build": name}
-        return Seat(name, ports, {"params": self.latest}, record, rows.table, rows.row, assignment, owned)
+        return Seat(name, lanes, {"params": self.latest}, record, rows.table, rows.row, assignment, owned)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -347,7 +343,7 @@ class Traffic:
 
     def __init__(self, world: World, link: Link, seat: int = 0) -> None:
         self.link, self.store, session = link, world.stores[seat], link.session
-        self.out, self.calls, self.inbox = session.outbox("store"), session.outbox("policy"), session.inbox("policy")
+        self.out, self.calls = session.mailboxes["store"], session.mailboxes["policy"]
         self.sent = self.asked = 0
         self.blocks: list[int] = []
         self.answers: list[int] = []
@@ -362,9 +358,9 @@ class Traffic:
         while (message := self.store.peek()) is not None:
             self.blocks.append(number_of(message))
             self.store.pop()
-        while (message := self.inbox.peek()) is not None:
+        while (message := self.calls.peek()) is not None:
             self.answers.append(answer_to(message))
-            self.inbox.pop()
+            self.calls.pop()
 
     def check(self) -> None:
         """All that was sent arrives, once and in order."""
@@ -391,7 +387,7 @@ def test_an_actor_is_told_what_to_build_and_reaches_the_nodes_of_the_run(make: C
     while traffic.sent < 50:
         traffic.pump(50)
     traffic.check()
-    assert link.session.outbox("store").written == 50
+    assert link.session.mailboxes["store"].written == 50
     metrics, _, connected = world.ask()
     assert connected == ["actor/0"] and metrics["gate_actors"] == 1 and metrics["gate_refused"] == 0
     assert metrics["gate_frames_in"] >= 1 + traffic.sent + traffic.asked, "a hello, and a frame for each message"
@@ -404,16 +400,16 @@ def test_compressed_messages_arrive(make: Callable[..., World]) -> None:
     world.start("answer")
     link = world.link(compress=True)
     link.connect()
-    out, inbox = link.session.outbox("policy"), link.session.inbox("policy")
+    calls = link.session.mailboxes["policy"]
     rng = np.random.default_rng(0)
     for i in range(10):
         obs = rng.integers(0, 256, 20_000).astype(np.uint8) if i % 2 else np.full(20_000, i, np.uint8)
-        assert out.put({"question": np.array([0, 0, i]), "obs": obs})
-        until(inbox.peek, link)
-        answer = inbox.peek()
+        assert calls.put({"question": np.array([0, 0, i]), "obs": obs})
+        until(calls.peek, link)
+        answer = calls.peek()
         assert answer is not None and not answer["obs"].flags.writeable
         np.testing.assert_array_equal(answer["obs"], obs)
-        inbox.pop()
+        calls.pop()
     assert world.ask()[0]["gate_bytes_in"] < 6 * 20_000
 
 
@@ -421,7 +417,7 @@ def test_values_come_whole_and_only_when_they_are_new(make: Callable[..., World]
     world = make()
     link = world.link()
     link.connect()
-    latest = link.session.cell("params")
+    latest = link.session.cells["params"]
     assert latest.read(-1) is None
     rng = np.random.default_rng(0)
     values = [rng.normal(size=900_001).astype(np.float32) for _ in range(3)]  # 3.6 MB
@@ -479,7 +475,7 @@ def test_a_full_ring_stops_the_actor_and_loses_nothing(make: Callable[..., World
     world = make()
     link = world.link()
     link.connect()
-    out, sent = link.session.outbox("store"), 0
+    out, sent = link.session.mailboxes["store"], 0
     deadline = time.monotonic() + 0.4
     while time.monotonic() < deadline:
         sent += out.put(block(sent))
@@ -501,7 +497,7 @@ def test_an_actor_that_leaves_has_brought_all_it_put(make: Callable[..., World])
     link = world.link()
     link.connect()
     for n in range(4):
-        assert link.session.outbox("store").put(block(n))
+        assert link.session.mailboxes["store"].put(block(n))
     link.session.rows.add(0, 3)
     link.close()
     assert world.stores[0].waiting == 4
@@ -524,7 +520,7 @@ def test_a_message_that_comes_again_is_dropped_and_a_gap_is_refused(make: Callab
 
 def test_what_waits_for_room_goes_before_what_comes_later() -> None:
     shared = Shared.make()
-    lane, reader = Lane(shared.seat(0, True).ports[0], 0), Reader(shared.rings(0)[0])
+    lane, reader = shared.seat(0, True).lanes[0], Reader(shared.rings(0)[0])
     for n in range(6):
         assert lane.take(wire.parse(block_frame(n)))
     assert reader.waiting == 4 and len(lane.pending) == 2
@@ -642,14 +638,14 @@ def test_an_actor_with_other_columns_is_told_so(make: Callable[..., World]) -> N
     link = world.link()
     link.connect()
     with pytest.raises(UserError, match=r"'rows/x': the run expects <f4 \(50,\), and this actor has <f4 \(51,\)"):
-        link.session.outbox("store").put(block(0) | {"rows/x": np.zeros(51, np.float32)})
+        link.session.mailboxes["store"].put(block(0) | {"rows/x": np.zeros(51, np.float32)})
 
 
 def test_numbers_that_are_not_finite_end_the_stream_of_who_sends_them(make: Callable[..., World]) -> None:
     world = make()
     link = world.link()
     link.connect()
-    link.session.outbox("store").put(block(0) | {"rows/x": np.full(50, np.nan, np.float32)})
+    link.session.mailboxes["store"].put(block(0) | {"rows/x": np.full(50, np.nan, np.float32)})
     with pytest.raises(LinkLost, match="'rows/x' has values that are not finite"):
         until(lambda: False, link)
     assert world.stores[0].waiting == 0
@@ -811,7 +807,7 @@ def hello(seat: str = "actor/1") -> bytes:
 
 
 def mutated(rng: random.Random) -> bytes:
-    """A frame that is valid but for a few changes, half of them with a checksum that matches."""
+    """A frame that is valid but for a few changes."""
     kind = rng.choice([wire.DATA] * 4 + list(wire.KINDS))
     tree = block(0) if rng.random() < 0.5 else question(0)
     payload = b"".join(x.tobytes() for x in tree.values()) if rng.random() < 0.7 else rng.randbytes(rng.randrange(300))
@@ -828,16 +824,14 @@ def mutated(rng: random.Random) -> bytes:
             channel=rng.choice([0, 0, 1, 1, 2, 255]),
             format_=rng.choice([0, 0, 1, 255]),
             flags=rng.choice([0, 0, 0, 1, 2]),
-            number=rng.choice([0, 0, 0, 1, 5, (1 << 64) - 1]),
-            ack=rng.choice([0, 0, 1, (1 << 64) - 1]),
+            number=rng.choice([0, 0, 0, 1, 5, -1]),
+            ack=rng.choice([0, 0, 1, -1]),
         )
     )
     for _ in range(rng.randrange(4)):
         data[rng.randrange(len(data))] = rng.randrange(256)
     if rng.random() < 0.2:
         data = data[: rng.randrange(len(data))]
-    if rng.random() < 0.5 and len(data) >= 4:
-        data[:4] = zlib.crc32(data[4:]).to_bytes(4, "little")
     return bytes(data)
 
 
@@ -988,9 +982,9 @@ def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., 
     for address, kwargs in ((plain, {}), (tls, {"ca": ca})):
         link = world.link(address, token=TOKEN, **kwargs)
         link.connect()
-        out, inbox = link.session.outbox("policy"), link.session.inbox("policy")
-        out.put(question(5))
-        until(inbox.peek, link)
+        calls = link.session.mailboxes["policy"]
+        calls.put(question(5))
+        until(calls.peek, link)
         link.close()
     shown = world.log()
     assert "handshake" not in shown.lower()  # gRPC itself is quiet
@@ -1019,7 +1013,7 @@ def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., 
 def test_a_gate_that_anyone_could_enter_does_not_open(door: Door, token: str, says: str) -> None:
     shared = Shared.make()
     with pytest.raises(UserError, match=says):
-        Gate([], [door], shared.board, token=token)
+        Gate([], [door], shared.board, shared.gate_bell, token)
     shared.close()
 
 
@@ -1039,11 +1033,11 @@ def test_the_folder_of_a_socket_is_nobody_elses(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir(0o700)
     (tmp_path / "file" / "g.sock").write_text("precious")
     for folder, says in (("open", "accessible to you alone"), ("file", "is not a socket")):
-        gate = Gate([], [Door(f"unix:{tmp_path}/{folder}/g.sock")], shared.board)
+        gate = Gate([], [Door(f"unix:{tmp_path}/{folder}/g.sock")], shared.board, shared.gate_bell)
         with pytest.raises(UserError, match=says):
             gate.start()
         gate.loop.close()
-    gate = Gate([], [Door(f"unix:{tmp_path}/new/folder/g.sock")], shared.board)
+    gate = Gate([], [Door(f"unix:{tmp_path}/new/folder/g.sock")], shared.board, shared.gate_bell)
     gate.start()
     assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
     gate.close()
@@ -1096,9 +1090,9 @@ def test_the_end_of_a_run_reaches_actors_that_are_sending(tmp_path: Path, rounds
                 assert time.monotonic() < ends + 5.0, [link._why for link in links if not link.session.quit]
                 for k, link in enumerate(links):
                     if not link.session.quit:
-                        sent[k] += link.session.outbox("policy").put(question(sent[k], 300_000))
-                    while link.session.inbox("policy").peek() is not None:
-                        link.session.inbox("policy").pop()
+                        sent[k] += link.session.mailboxes["policy"].put(question(sent[k], 300_000))
+                    while link.session.mailboxes["policy"].peek() is not None:
+                        link.session.mailboxes["policy"].pop()
                     link.step()
             assert min(sent) > 0
         finally:

@@ -44,9 +44,9 @@ def run(argv: list[str]) -> int:
     link = Link(args.connect, token, certificate, compress=args.compress, patience=args.patience)
     left: list[int] = []
     try:
-        welcome = link.connect()
+        told = link.connect()["assignment"]
         with interruptible(left.append, "Leaving the run"):
-            joined.live(link, welcome, args.env, say=lambda text: print(text, flush=True), leaving=lambda: bool(left))
+            joined.live(link, told, args.env, leaving=lambda: bool(left))
     except LinkLost as error:
         raise ProcessFailed(str(error)) from None
     finally:

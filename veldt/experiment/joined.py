@@ -7,7 +7,6 @@ loads neither torch nor numba.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import time
@@ -25,11 +24,8 @@ from veldt.runtime.grpc.link import Link
 from veldt.runtime.host import Host
 from veldt.runtime.proxies import Proxy
 
-log = logging.getLogger("veldt")
-
 METRICS_S = 0.25
 WAIT_S = 0.05
-CENTRAL, LOCAL = "central", "local"
 
 
 def assign(config: Any, seat: int) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def assign(config: Any, seat: int) -> dict[str, Any]:
 
     i = config.actors + seat
     told = {"index": i, "env": config.env, "inference": config.inference}
-    if config.inference == LOCAL:
+    if config.inference == "local":
         return told | {"config": as_plain(config)}
     groups = list(range(i * config.central.groups, (i + 1) * config.central.groups))
     n = config.envs_per_actor // config.central.groups
@@ -65,21 +61,15 @@ def read_secret(path: str | Path) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def live(
-    link: Link,
-    welcome: dict[str, Any],
-    allowed: str = "",  # the environment that this machine's user agrees to import, if it is code
-    say: Callable[[str], None] = log.info,
-    leaving: Callable[[], bool] = lambda: False,
-) -> None:
-    """Acts until the run ends, or `leaving` says so."""
-    told = welcome["assignment"]
+def live(link: Link, told: dict[str, Any], allowed: str, leaving: Callable[[], bool]) -> None:
+    """Acts until the run ends, or `leaving` says so. `allowed`: the environment that may be imported, if it is code."""
     env = str(told["env"])
     if ":" in env and env != allowed:
         raise UserError(f"The run wants the environment {env}, which is code to import; allow it with --env {env}.")
-    host = _central(link, told) if told["inference"] == CENTRAL else _local(link, told)
+    host = _central(link, told) if told["inference"] == "central" else _local(link, told)
     reported = 0.0
-    say(f"acting in {env} as actor/{told['index']} (life {link.session.incarnation}), with {told['inference']} inference")
+    who = f"actor/{told['index']} (life {link.session.incarnation})"
+    print(f"acting in {env} as {who}, with {told['inference']} inference", flush=True)
     try:
         while not link.session.quit and not leaving():
             worked = not link.session.hold and host.step()
@@ -133,7 +123,7 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
         env = envs.spec
     known = {
         "store": Proxy(ports_of(Store), link.session.ends("store", {})),
-        "params": LatestParams(link.session.cell("cell params")),
+        "params": LatestParams(link.session.cells["cell params"]),
         "counters": Counters(link.session.rows),
     }
     program = Program()

@@ -31,7 +31,7 @@ def check_device(name: str) -> None:
 def check_gate(gate: GateConfig) -> None:
     """Raises a UserError where the run is not allowed to listen, or cannot."""
     if gate.listen:
-        from veldt.runtime.grpc.doors import Door
+        from veldt.runtime.grpc.connection import Door
 
         Door(gate.listen, *_tls(gate)).check("a-token-that-is-made-later")
 

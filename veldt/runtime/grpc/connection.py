@@ -1,17 +1,10 @@
-"""What both ends of a gRPC stream between a run and an actor have in common.
-
-    link.py   the actor's end, which reconnects when the stream breaks
-    gate.py   a process of the run that receives the frames of all actors, checks them, and copies them to shared memory
-
-    actor -- Link == stream == Gate -- ring -- store, policy
-
-Each end has its own event loop, which runs only while that end is stepped. Neither starts a thread.
-"""
+"""What both ends of a gRPC stream between a run and an actor have in common: addresses, tokens, timing, options of gRPC."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -70,6 +63,30 @@ def check_token(token: str) -> str:
             "python -c 'import secrets; print(secrets.token_hex(16))'"
         )
     return token
+
+
+@dataclass
+class Door:
+    """Where the gate listens: `unix:/path`, or `HOST:PORT` with a token, and with TLS beyond this host."""
+
+    address: str
+    certificate: bytes = b""
+    key: bytes = b""
+
+    def check(self, token: str) -> None:
+        check_address(self.address)
+        if is_unix(self.address):
+            return
+        if not token:
+            raise UserError(f"The run does not listen on {self.address} without a token; give a token file.")
+        check_token(token)
+        if bool(self.certificate) != bool(self.key):
+            raise UserError("TLS needs both a certificate and its key.")
+        if not self.certificate and not is_loopback(self.address):
+            raise UserError(
+                f"The run does not listen on {self.address} without TLS; give a certificate and its key, or listen on "
+                "127.0.0.1."
+            )
 
 
 def check_address(address: str) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import logging
 import os
+import re
+import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,13 +24,10 @@ import veldt
 from veldt.errors import UserError
 from veldt.metrics import GATE
 from veldt.runtime.grpc import wire
-from veldt.runtime.grpc.connection import HANDSHAKE_S, KEEPALIVE, METHOD, POLL_S, SERVICE, SILENCE_S, grpc, is_unix
-from veldt.runtime.grpc.doors import Door, make_folder, remove_socket
-from veldt.runtime.grpc.event_bell import EventBell
-from veldt.runtime.grpc.lanes import Lane, describe
-from veldt.runtime.grpc.seats import INCARNATION, Seat
+from veldt.runtime.grpc.connection import HANDSHAKE_S, KEEPALIVE, METHOD, POLL_S, SERVICE, SILENCE_S, Door, grpc, is_unix
+from veldt.runtime.grpc.seats import INCARNATION, EventBell, Seat
 from veldt.runtime.grpc.streams import ActorStream
-from veldt.runtime.grpc.wire import HOLD, QUIT, STATUS, STOPPING, WELCOME, Formats, Refused, frame
+from veldt.runtime.grpc.wire import HOLD, QUIT, STATUS, STOPPING, WELCOME, Refused, frame
 from veldt.runtime.local.board import Board
 from veldt.runtime.shm.latest import Latest
 
@@ -47,7 +47,7 @@ class Gate:
         seats: Sequence[Seat],
         doors: Sequence[Door],
         board: Board,
-        bell: EventBell | None = None,
+        bell: EventBell,
         token: str = "",
         reconnect: float = RECONNECT_S,
         silence: float = SILENCE_S,
@@ -58,10 +58,7 @@ class Gate:
         self.seats, self.doors = list(seats), list(doors)
         self.reconnect, self.silence, self.handshake = reconnect, silence, handshake
         self._token, self._board, self._bell = token, board, bell
-        self._streams: dict[str, ActorStream] = {}  # seat -> its stream
-        self._open: set[ActorStream] = set()  # including those without a seat
-        began = time.monotonic()
-        self._lost = {seat.name: began for seat in seats if seat.session}  # seat -> when its stream broke
+        self._streams: list[ActorStream] = []  # all that are open; one without a seat has not said hello
         self._values: dict[int, tuple[int, bytes]] = {}  # cell -> its newest value, packed for sending
         self._reports: dict[str, dict[str, float]] = {}  # seat -> metrics
         self.frames_in = self.frames_out = self.bytes_in = self.bytes_out = self.refused = self.reconnects = 0
@@ -72,7 +69,7 @@ class Gate:
         self._error: BaseException | None = None
         self._servers: list[Any] = []
         self.addresses: list[str] = []  # of the doors, with their actual ports
-        largest = max((Formats(port.formats).largest for seat in seats for port in seat.ports), default=0)
+        largest = max((lane.formats.largest for seat in seats for lane in seat.lanes), default=0)
         self._options = [
             *KEEPALIVE,
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -87,11 +84,9 @@ class Gate:
         self.loop = asyncio.new_event_loop()
 
     def start(self) -> None:
-        self._read_board()
         self.loop.run_until_complete(self._start())
-        if self._bell is not None:
-            self._bell.set_asleep(True)
-            self.loop.add_reader(self._bell.fd, self._rung)
+        self._bell.set_asleep(True)
+        self.loop.add_reader(self._bell.fd, self._rung)
 
     def step(self, seconds: float = POLL_S) -> None:
         """Serves for this time, at most."""
@@ -103,23 +98,19 @@ class Gate:
 
     def close(self) -> None:
         """The run has ended: sends END to all actors."""
-        for stream in list(self._open):
-            if stream.seat is not None:
-                stream.ending = True
-                stream.wake()
-            else:
-                stream.close(grpc.StatusCode.UNAVAILABLE, "the gate closes")
+        for stream in self._streams:
+            stream.ending = True
+            stream.wake()
         until = time.monotonic() + 1.0
-        while self._open and time.monotonic() < until:
+        while self._streams and time.monotonic() < until:
             self.loop.call_later(0.01, self.loop.stop)
             self.loop.run_forever()
-        for stream in list(self._open):
+        for stream in self._streams:
             stream.close(grpc.StatusCode.UNAVAILABLE, "the gate closes")
         for server in self._servers:
             self.loop.run_until_complete(server.stop(0.2))
-        if self._bell is not None:
-            self._bell.set_asleep(False)
-            self.loop.remove_reader(self._bell.fd)
+        self._bell.set_asleep(False)
+        self.loop.remove_reader(self._bell.fd)
         self.loop.run_until_complete(asyncio.sleep(0.01))  # gRPC's last callbacks
         self.loop.close()
         for door in self.doors:
@@ -131,8 +122,8 @@ class Gate:
         """Totals since this gate started, and how many actors are connected now."""
         names = ("frames_in", "frames_out", "bytes_in", "bytes_out", "refused", "reconnects")
         totals = {f"gate_{name}": float(getattr(self, name)) for name in names}
-        waiting = [len(lane.pending) for stream in self._streams.values() for lane in stream.lanes]
-        return totals | {"gate_actors": float(len(self._streams)), "gate_pending": float(sum(waiting))}
+        waiting = [len(lane.pending) for stream in self._streams for lane in stream.lanes]
+        return totals | {"gate_actors": float(len(self.connected)), "gate_pending": float(sum(waiting))}
 
     def take_reports(self) -> dict[str, dict[str, float]]:
         """The metrics that actors reported since the last call, by seat."""
@@ -141,13 +132,13 @@ class Gate:
 
     @property
     def connected(self) -> list[str]:
-        return list(self._streams)
+        return [stream.seat.name for stream in self._streams if stream.seat is not None]
 
     # For streams.
 
     def admit(self, stream: ActorStream, hello: dict[str, Any]) -> None:
         """Gives the actor a seat: its own if it reconnects, else a free one. Closes the stream if there is none."""
-        protocol, version, session = hello.get("protocol"), hello.get("veldt"), hello.get("session")
+        protocol, version, session = hello.get("protocol"), hello.get("veldt"), str(hello.get("session"))
         name, again = hello.get("seat", ""), hello.get("again", False)
         if (protocol, version) != (wire.PROTOCOL, veldt.__version__):
             stream.close(
@@ -156,25 +147,23 @@ class Gate:
                 f"(protocol {str(protocol)[:32]}); install the same on both",
             )
             return
-        if not _is_session(session) or not isinstance(name, str) or not isinstance(again, bool):
+        valid = re.fullmatch("[0-9a-f]{32}", session) and int(session, 16) > 0
+        if not valid or not isinstance(name, str) or not isinstance(again, bool):
             raise Refused("a hello without a session")
-        assert isinstance(session, str)
         seat = next((seat for seat in self.seats if seat.session == session), None)
-        if seat is None and again:
+        if seat is not None:
+            self.reconnects += 1
+        elif again:
             stream.close(grpc.StatusCode.NOT_FOUND, "the session has ended, and its seat was given to another actor")
             return
-        if seat is None:
+        else:
             seat = self._find_free(name)
             if seat is None:
                 wanted = f"the seat {name[:64]!r}" if name else "no seat"
                 why = f"{wanted} is {'not ' if name else ''}free; the run has {len(self.seats)}"
                 stream.close(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
                 return
-            self._take_over(seat)
             seat.claim(session)
-        else:
-            self._take_over(seat)
-            self.reconnects += 1
         self._assign(stream, seat)
 
     def refuse(self, stream: ActorStream, why: str) -> None:
@@ -203,98 +192,72 @@ class Gate:
             known = self._values[id(cell)] = found[0], wire.pack_value(cell.format, found[1])
         return known if known is not None and known[0] != have else None
 
-    def status(self, seat: Seat) -> bytes:
-        return STATUS.pack(self.flags, *seat.totals(), *seat.counted())
-
     def spin(self) -> None:
         """Polls for the reply to a call for a while, instead of sleeping."""
         if not self._spins:
-            if self._bell is not None:
-                self._bell.set_asleep(False)
+            self._bell.set_asleep(False)
             self.loop.call_soon(self._spin)
         self._spins = SPIN
 
     def _spin(self) -> None:
         self._spins -= 1
-        if self._spins > 0 and not any([stream.poll() for stream in self._streams.values()]):
+        if self._spins > 0 and not self._poll():
             self.loop.call_soon(self._spin)
             return
         self._spins = 0
-        if self._bell is not None:
-            self._bell.set_asleep(True)
-            self._poll()  # replies that came before the bell was set to wake us
+        self._bell.set_asleep(True)
+        self._poll()  # replies that came before the bell was set to wake us
 
     def _rung(self) -> None:
-        assert self._bell is not None
         self._bell.clear()
         self._poll()
 
-    def _poll(self) -> None:
-        for stream in self._streams.values():
-            stream.poll()
+    def _poll(self) -> bool:
+        return any([stream.poll() for stream in self._streams])
 
     # Seats.
 
     def _find_free(self, name: str) -> Seat | None:
-        now = time.monotonic()
+        now, taken = time.monotonic(), [stream.seat for stream in self._streams]
         for seat in self.seats:
-            reserved = seat.name in self._lost and now - self._lost[seat.name] < self.reconnect
-            free = seat.name not in self._streams and (not seat.session or not reserved)
+            free = seat not in taken and (not seat.session or now - seat.lost_at > self.reconnect)
             if (seat.name == name and (free or seat.owned)) or (not name and free and not seat.owned):
                 return seat
         return None
 
-    def _take_over(self, seat: Seat) -> None:
-        """Closes the stream that has the seat."""
-        earlier = self._streams.pop(seat.name, None)
-        if earlier is not None:
-            earlier.close(grpc.StatusCode.ABORTED, f"another actor has taken the seat {seat.name}")
-            earlier.lanes = []
-            earlier.seat = None
-
     def _assign(self, stream: ActorStream, seat: Seat) -> None:
-        self._streams[seat.name] = stream
-        self._lost.pop(seat.name, None)
-        self._read_board()
-        stream.seat = seat
-        stream.lanes = [Lane(port, i) for i, port in enumerate(seat.ports)]
-        stream.status, incarnation = self.status(seat), seat.record[INCARNATION]
+        """Gives the seat to a stream, and closes the one that had it."""
+        for earlier in self._streams:
+            if earlier.seat is seat:
+                earlier.close(grpc.StatusCode.ABORTED, f"another actor has taken the seat {seat.name}")
+                earlier.seat = None
+        for lane in seat.lanes:
+            lane.restart()
+        stream.seat, stream.status = seat, seat.status(self.flags)
         welcome = {
             "protocol": wire.PROTOCOL,
             "veldt": veldt.__version__,
             "seat": seat.name,
-            "incarnation": incarnation,
-            "ports": [describe(lane) for lane in stream.lanes],
+            "incarnation": seat.record[INCARNATION],
+            "ports": [lane.describe() for lane in seat.lanes],
             "latest": list(seat.cells),
             "assignment": seat.assignment,
             "status": STATUS.unpack(stream.status),
-            "lz4": _has_lz4(),
+            "lz4": wire.lz4 is not None,
         }
         stream.first = frame(WELCOME, wire.dump_json(welcome))
         stream.wake()
-
-    def _remove(self, stream: ActorStream) -> None:
-        self._open.discard(stream)
-        seat = stream.seat
-        if seat is None or self._streams.get(seat.name) is not stream:
-            return
-        del self._streams[seat.name]
-        if stream.left:
-            seat.release()
-        else:
-            self._lost[seat.name] = time.monotonic()
 
     # The servers.
 
     async def _start(self) -> None:
         for door in self.doors:
-            handler = grpc.stream_stream_rpc_method_handler(self._handler("" if is_unix(door.address) else self._token))
+            serve = functools.partial(self._serve, "" if is_unix(door.address) else self._token)
+            handler = grpc.stream_stream_rpc_method_handler(serve)
             server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=2 * len(self.seats) + 64)
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
             if is_unix(door.address):
-                path = Path(door.address.removeprefix("unix:"))
-                make_folder(path.parent)
-                remove_socket(path)
+                _clear_socket(Path(door.address.removeprefix("unix:")))
             try:
                 if door.certificate:
                     credentials = grpc.ssl_server_credentials([(door.key, door.certificate)])
@@ -310,36 +273,30 @@ class Gate:
             host = door.address.rpartition(":")[0]
             self.addresses.append(door.address if is_unix(door.address) else f"{host}:{port}")
 
-    def _handler(self, token: str) -> Callable[[Any, Any], Any]:
-        async def handle(_: Any, context: Any) -> None:
-            if token and not _is_authorized(context.invocation_metadata(), token):
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong or missing")
-            stream = ActorStream(self, context)
-            self._open.add(stream)
-            try:
-                await stream.run()
-            finally:
-                self._remove(stream)
-
-        return handle
+    async def _serve(self, token: str, _: Any, context: Any) -> None:
+        if token and not _is_authorized(context.invocation_metadata(), token):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong or missing")
+        stream = ActorStream(self, context)
+        self._streams.append(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.remove(stream)
+            if stream.seat is not None and stream.left:
+                stream.seat.release()
+            elif stream.seat is not None:
+                stream.seat.lost_at = time.monotonic()
 
     def _tick(self) -> None:
         now = time.monotonic()
         gap, self._stepped_at = now - self._stepped_at, now
-        self._read_board()
-        for stream in list(self._open):
-            if gap > 1.0:  # this process did not run: the actors were not silent
-                stream.received_at, stream.opened_at = stream.received_at + gap, stream.opened_at + gap
-                stream.writing = stream.writing and stream.writing + gap
-            stream.tick(now)
-
-    def _read_board(self) -> None:
         board = self._board
         self.flags = STOPPING * board.stopping | HOLD * board.hold | QUIT * board.quit
-
-
-def _is_session(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == 32 and set(value) <= set("0123456789abcdef") and int(value, 16) > 0
+        for stream in self._streams:
+            if gap > 1.0:  # this process did not run: the actors were not silent
+                stream.received_at += gap
+                stream.writing = stream.writing and stream.writing + gap
+            stream.tick(now)
 
 
 def _is_authorized(metadata: Any, token: str) -> bool:
@@ -350,9 +307,15 @@ def _is_authorized(metadata: Any, token: str) -> bool:
     return hmac.compare_digest(given[0].encode(), f"Bearer {token}".encode())
 
 
-def _has_lz4() -> bool:
-    try:
-        wire.check_compression()
-    except UserError:
-        return False
-    return True
+def _clear_socket(path: Path) -> None:
+    """Makes the folder of a socket, which only this user may enter, and removes the socket of an earlier gate."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.parent.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(
+            f"The folder of a socket must be accessible to you alone: chmod 700 {path.parent}, or choose a new one."
+        )
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise UserError(f"{path} exists and is not a socket; choose another path.")
+        path.unlink()

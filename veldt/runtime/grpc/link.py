@@ -12,35 +12,14 @@ import time
 from typing import Any
 
 from veldt.errors import UserError
-from veldt.runtime.grpc import wire
-from veldt.runtime.grpc.connection import (
-    HANDSHAKE_S,
-    HEARTBEAT_S,
-    KEEPALIVE,
-    METHOD,
-    POLL_S,
-    SERVICE,
-    SILENCE_S,
-    LinkLost,
-    check_address,
-    check_token,
-    grpc,
-    is_loopback,
-    is_unix,
-)
-from veldt.runtime.grpc.mailboxes import LinkRows
+from veldt.runtime.grpc import connection, wire
+from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, SILENCE_S, LinkLost, grpc
 from veldt.runtime.grpc.session import Session
-from veldt.runtime.grpc.wire import LEAVE, Refused, frame
+from veldt.runtime.grpc.wire import Refused
 
-# The run refuses this actor; retrying does not help.
-_FINAL = {
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
+# Ends of a stream after which retrying does not help: the user has to change something; the run does not want this actor.
+_REFUSED = ("UNAUTHENTICATED", "FAILED_PRECONDITION")
+_FINAL = ("INVALID_ARGUMENT", "ABORTED", "NOT_FOUND", "UNIMPLEMENTED")
 
 
 class Link:
@@ -56,30 +35,29 @@ class Link:
         patience: float = 60.0,
         silence: float = SILENCE_S,
     ) -> None:
-        check_address(address)
-        if not is_unix(address):
+        connection.check_address(address)
+        if not connection.is_unix(address):
             if not token:
                 raise UserError(f"{address} needs a token; give the run's token file.")
-            check_token(token)
-            if not ca and not is_loopback(address):
+            connection.check_token(token)
+            if not ca and not connection.is_loopback(address):
                 raise UserError(f"{address} is another host, where a token needs TLS; give the run's certificate.")
-        if compress:
-            wire.check_compression()
+        if compress and wire.lz4 is None:
+            raise UserError("Compression needs the package lz4: pip install 'veldt[lz4]'.")
         self.address, self.patience, self.silence = address, patience, silence
         self._token, self._ca = token, ca
-        self.session = Session(seat, compress, self.wake, LinkRows(self))
+        self.session = Session(self, seat, compress)
         self.reconnects = -1
         self.connected = False
         self._loop = asyncio.new_event_loop()
         self._main: asyncio.Task[None] | None = None
         self._stream: asyncio.Task[None] | None = None
-        self._wake: asyncio.Future[None] | None = None  # what the writer waits for
-        self._timer: asyncio.TimerHandle | None = None
+        self._something_to_send = asyncio.Event()
         self._error: BaseException | None = None
         self._why = "it does not answer"
         self._arrived = self._waiting = self._closing = False
-        self._received_at = self._stepped_at = self._lost_at = self._opened_at = time.monotonic()
-        self._leaving = self._left = False  # LEAVE is to be sent; was sent
+        self._leaving = False  # LEAVE is to be sent
+        self._stepped_at = self._woken_at = self._lost_at = self._heard_at = time.monotonic()
 
     def connect(self) -> dict[str, Any]:
         """Waits for the run, and returns its welcome."""
@@ -100,13 +78,11 @@ class Link:
 
     def wait(self, seconds: float) -> bool:
         """Like `step`, but waits until something arrives or the time is over."""
-        loop, until = self._loop, time.monotonic() + seconds
-        self._waiting = True
+        until, self._waiting = time.monotonic() + seconds, True
         try:
             while not self._arrived and self._error is None and (now := time.monotonic()) < until:
                 self._tick()
-                self._stop_by(loop.time() + min(until - now, POLL_S))
-                loop.run_forever()
+                self._run_loop(min(until - now, connection.POLL_S))
         finally:
             self._waiting = False
         return self._result()
@@ -119,21 +95,18 @@ class Link:
 
     def wake(self) -> None:
         """There is something to send."""
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self._something_to_send.set()
 
     def close(self) -> None:
         """Sends what the run does not have yet and gives up the seat; waits at most a second for that."""
         if self._loop.is_closed():
             return
         self._closing, until = True, time.monotonic() + 1.0
-        if self._timer is not None:
-            self._timer.cancel()
-        while self.connected and not self._left and time.monotonic() < until:
-            self._leaving |= self.session.settled or self.session.quit or time.monotonic() > until - 0.5
-            self.wake()
-            self._run_loop(0.01)
+        mailboxes = self.session.mailboxes.values()
         while self.connected and time.monotonic() < until:  # the run ends the stream; ended here, LEAVE might be lost
+            settled = all(mailbox.settled for mailbox in mailboxes)
+            self._leaving |= settled or self.session.quit or time.monotonic() > until - 0.5
+            self.wake()
             self._run_loop(0.01)
         if self._main is not None:
             self._main.cancel()
@@ -143,19 +116,9 @@ class Link:
         self._loop.close()
 
     def _run_loop(self, seconds: float) -> None:
-        self._loop.call_later(seconds, self._loop.stop)
+        timer = self._loop.call_later(seconds, self._loop.stop)
         self._loop.run_forever()
-
-    def _stop_by(self, when: float) -> None:
-        """Stops the loop at this time or earlier. A timer that has not fired is used for the next wait too."""
-        if self._timer is None or self._timer.when() > when:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(when, self._stop)
-
-    def _stop(self) -> None:
-        self._timer = None
-        self._loop.stop()
+        timer.cancel()
 
     def _result(self) -> bool:
         if self._error is not None:
@@ -164,26 +127,21 @@ class Link:
         return arrived
 
     def _tick(self) -> None:
-        """Checks timeouts, and wakes the writer when something is due."""
+        """Checks timeouts, and wakes the writer now and then."""
         now = time.monotonic()
         if now - self._stepped_at > 1.0:  # the actor was busy and did not read: the run was not silent
-            self._received_at = self._opened_at = now
+            self._heard_at = now
         self._stepped_at = now
-        if self.connected:
-            if now - self._received_at > self.silence:
-                self._cancel_stream("it fell silent")
-            elif self._wake is not None and self.session.due(now):
-                self.wake()
-            return
-        if now - self._opened_at > (HANDSHAKE_S if self.session.welcome is None else self.silence):
-            self._cancel_stream("it does not answer")
-        if self._error is None and not self._closing and now - self._lost_at > self.patience:
-            self._error = LinkLost(f"The run at {self.address} cannot be reached for {self.patience:.0f} s: {self._why}.")
-
-    def _cancel_stream(self, why: str) -> None:
-        self._why = why
-        if self._stream is not None:
-            self._stream.cancel()
+        if now - self._heard_at > (connection.HANDSHAKE_S if self.session.welcome is None else self.silence):
+            self._why = "it fell silent" if self.connected else "it does not answer"
+            if self._stream is not None:
+                self._stream.cancel()
+        elif now - self._woken_at > ACK_S:  # an acknowledgement, a report or a heartbeat may be due
+            self._woken_at = now
+            self.wake()
+        if not self.connected and not self._closing and now - self._lost_at > self.patience:
+            why = f"The run at {self.address} cannot be reached for {self.patience:.0f} s: {self._why}."
+            self._error = self._error or LinkLost(why)
 
     # The stream.
 
@@ -215,18 +173,16 @@ class Link:
 
     def _failed(self, code: grpc.StatusCode, details: str) -> None:
         self._why = details[:500] or code.name
-        if code not in _FINAL:
-            return
-        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.FAILED_PRECONDITION):
+        if code.name in _REFUSED:
             self._error = UserError(f"The run at {self.address} refuses this actor: {self._why}")
-        else:
+        elif code.name in _FINAL:
             self._error = LinkLost(f"The run at {self.address} has closed the stream: {self._why}")
 
     async def _run_stream(self) -> None:
         """One stream, from the handshake until it ends."""
-        self._opened_at = time.monotonic()
+        self._heard_at = time.monotonic()
         options = [
-            *KEEPALIVE,
+            *connection.KEEPALIVE,
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_receive_message_length", self.session.largest_frame),
             ("grpc.max_send_message_length", wire.MAX_BYTES),
@@ -239,15 +195,11 @@ class Link:
         writer: asyncio.Task[None] | None = None
         try:
             metadata = (("authorization", f"Bearer {self._token}"),) if self._token else ()
-            call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=metadata)
+            call = channel.stream_stream(f"/{connection.SERVICE}/{connection.METHOD}")(metadata=metadata)
             await call.write(self.session.hello())
-            data = await call.read()
-            if data is grpc.aio.EOF:
-                raise Refused("no welcome")
-            self._accept(data)
-            writer = self._loop.create_task(self._write(call))
             while (data := await call.read()) is not grpc.aio.EOF:
                 self._take(data)
+                writer = writer or self._loop.create_task(self._write(call))
                 if self._arrived and self._waiting:  # the actor runs first, and then what it sends
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
@@ -259,22 +211,15 @@ class Link:
                 await asyncio.gather(writer, return_exceptions=True)
             await channel.close()
 
-    def _accept(self, data: bytes) -> None:
-        first = self.session.welcome is None
-        self.session.accept(wire.parse(data))
-        assert self.session.welcome is not None
-        if first and self.session.compress and not self.session.welcome.get("lz4"):
-            self._error = UserError("The run's host cannot decompress: pip install 'veldt[lz4]' there.")
-        self.reconnects += 1
-        self.connected = self._arrived = True
-        self._received_at = time.monotonic()
-        if self._waiting:
-            self._loop.stop()
-
     def _take(self, data: bytes) -> None:
         received = wire.parse(data)
-        self._received_at = time.monotonic()
-        self._arrived |= self.session.take(received)
+        if self.connected:
+            self._arrived |= self.session.take(received)
+        else:
+            self.session.accept(received)
+            self.reconnects += 1
+            self.connected = self._arrived = True
+        self._heard_at = time.monotonic()
         if self._arrived and self._waiting:
             self._loop.stop()
 
@@ -286,18 +231,14 @@ class Link:
                     await call.write(data)
                     session.sent_at = time.monotonic()
                 if self._leaving:
-                    await call.write(frame(LEAVE))
+                    await call.write(wire.frame(wire.LEAVE))
                     await call.done_writing()
-                    self._left = True
-                    self._loop.stop()
                     return
-                self._wake = self._loop.create_future()
-                await self._wake
+                await self._something_to_send.wait()
+                self._something_to_send.clear()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the reader gets the same error
         except Exception as error:
-            self._error, self._left = self._error or error, True
+            self._error = self._error or error
             if self._waiting:
                 self._loop.stop()
-        finally:
-            self._wake = None

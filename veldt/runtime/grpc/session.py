@@ -1,56 +1,206 @@
-"""Session: the protocol's state at the actor. It decides which frame is sent next and handles those that arrive; the stream
-and the event loop are the link's."""
+"""Session: the protocol's state at the actor, with its mailboxes, cells and rows.
+
+It decides which frame is sent next and handles those that arrive; the stream and the event loop are the link's.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import veldt
 from veldt.counters import NAMES
+from veldt.errors import UserError
+from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, LinkLost
-from veldt.runtime.grpc.mailboxes import LinkCell, LinkInbox, LinkOutbox, LinkRows
-from veldt.runtime.grpc.wire import (
-    ACK,
-    DATA,
-    END,
-    HEARTBEAT,
-    HELLO,
-    HOLD,
-    QUIT,
-    REPORT,
-    STATUS,
-    STOPPING,
-    VALUE,
-    WELCOME,
-    Frame,
-    Refused,
-    frame,
-)
+from veldt.runtime.grpc.wire import DATA, HOLD, PART, QUIT, STATUS, STOPPING, Formats, Frame, Refused, frame
 from veldt.runtime.proxies import CallerEnds
 from veldt.shared import Cell
 
+if TYPE_CHECKING:
+    from veldt.runtime.grpc.link import Link
+
 REPORT_S = 0.1  # between two reports of counts
+
+
+class Mailbox:
+    """The actor's end of one channel: messages to a node of the run, each kept until the run has it in shared memory; and,
+    for calls, the node's answers."""
+
+    def __init__(self, session: Session, channel: int, port: dict[str, Any]) -> None:
+        """`port` is the description of the lane in the run's welcome."""
+        self._session, self._channel, self._window = session, channel, int(port["window"])
+        self._formats = Formats(wire.parse_formats(port["formats"]))
+        self._kept: deque[bytes] = deque()  # frames that are not acknowledged
+        self._base = int(port["written"])  # the number of the first of them
+        self._sent = 0  # how many of them were sent over this stream
+        self.answer_formats = Formats(wire.parse_formats(port["answers"] or []), finite=False)
+        self._answers: deque[Tree] = deque()
+        self._next = self._acked = int(port["tail"])  # numbers of the next answer, and of the next to acknowledge
+
+    # For the actor.
+
+    @property
+    def written(self) -> int:
+        return self._base + len(self._kept)
+
+    def put(self, tree: Tree) -> bool:
+        """False: too many messages are not acknowledged; keep it and try again."""
+        if len(self._kept) >= self._window:
+            return False
+        format_, flags, parts = self._formats.pack(tree, self._session.compress)
+        number, ack = self.written, self._next
+        self._kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
+        self._acked = ack
+        self._session.wake()
+        return True
+
+    def peek(self) -> Tree | None:
+        return self._answers[0] if self._answers else None
+
+    def pop(self) -> None:
+        self._answers.popleft()
+
+    # For the session.
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run has everything that was put."""
+        return not self._kept
+
+    def take(self, received: Frame) -> bool:
+        """Takes an acknowledgement, and an answer if the frame has one; whether there is something new."""
+        self._acknowledged(received.ack)
+        if received.kind == wire.ACK:
+            return True
+        if received.number < self._next:
+            return False  # a duplicate, from an earlier stream
+        if received.number > self._next:
+            raise Refused("an answer is missing")
+        self._answers.append(self.answer_formats.unpack(received))
+        self._next += 1
+        if self.ack_due(half=True):
+            self._session.wake()
+        return True
+
+    def _acknowledged(self, count: int) -> None:
+        """The run has all messages before this number."""
+        if count > self.written:
+            raise Refused("the run acknowledges a message that was never sent")
+        for _ in range(count - self._base):
+            self._kept.popleft()
+            self._base += 1
+            self._sent = max(0, self._sent - 1)
+
+    def resend(self, written: int) -> None:
+        """Sends, over a new stream, all messages that the run does not have."""
+        self._acknowledged(written)
+        self._sent = 0
+
+    def next_frame(self) -> bytes | None:
+        if self._sent == len(self._kept):
+            return None
+        self._sent += 1
+        return self._kept[self._sent - 1]
+
+    def ack_due(self, half: bool) -> bool:
+        """Whether there is an answer to acknowledge; with `half`: at least half a window."""
+        unacknowledged = self._next - self._acked
+        return 2 * unacknowledged >= self._window if half else unacknowledged > 0
+
+    def ack(self) -> bytes:
+        self._acked = self._next
+        return frame(wire.ACK, channel=self._channel, ack=self._acked)
+
+
+class LinkCell:
+    """The newest version of a value (`shared.Cell`). The actor asks for a version newer than its own; the run sends it as
+    soon as there is one."""
+
+    def __init__(self, wake: Callable[[], None], channel: int) -> None:
+        self._wake, self._channel = wake, channel
+        self._value: tuple[int, Tree] | None = None
+        self._have: int | None = None  # the version of the actor, which wants a newer one
+        self._asked = False  # over this stream
+        self._parts, self._tag = bytearray(), 0
+
+    def read(self, have: int) -> tuple[int, Tree] | None:
+        value = self._value
+        if value is not None and value[0] == have:
+            value = None
+        if value is None and self._have is None:
+            self._have, self._asked = have, False
+            self._wake()
+        return value
+
+    def write(self, tag: int, value: Tree) -> None:
+        raise NotImplementedError("an actor cannot publish values")
+
+    def next_frame(self) -> bytes | None:
+        if self._asked or self._have is None:
+            return None
+        self._asked = True
+        return frame(wire.WANT, channel=self._channel, number=self._have)
+
+    def ask_again(self) -> None:
+        """Repeats the request over a new stream."""
+        self._asked, self._parts = False, bytearray()
+
+    def take(self, received: Frame) -> bool:
+        """Adds one part; True: the value is complete."""
+        if len(received.payload) < PART.size:
+            raise Refused("a part of a value is too short")
+        offset, total = PART.unpack_from(received.payload)
+        part = received.payload[PART.size :]
+        if offset == 0:
+            self._parts, self._tag = bytearray(), received.number
+        if offset != len(self._parts) or received.number != self._tag or offset + len(part) > total:
+            raise Refused("a part of a value is missing")
+        self._parts += part
+        if len(self._parts) < total:
+            return False
+        self._value, self._parts, self._have = (self._tag, wire.unpack_value(self._parts)), bytearray(), None
+        return True
+
+
+class LinkRows:
+    """The counts of the whole run (`shared.Rows`): the last that the run sent, and what was added here since."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.mine = [0] * len(NAMES)  # counted in this session
+        self.run = [0] * len(NAMES)
+        self.counted = [0] * len(NAMES)  # how much of `mine` is included in `run`
+
+    def add(self, column: int, n: int) -> None:
+        self.mine[column] += int(n)  # a numpy integer is not JSON
+
+    def total(self, column: int) -> int:
+        return self.run[column] + self.mine[column] - self.counted[column]
+
+    @property
+    def stopping(self) -> bool:
+        """Reading this in the middle of a long step also keeps the stream alive."""
+        self._link.keep_alive()
+        return self._link.session.stopping
 
 
 class Session:
     """What an actor has of the run: its seat, its mailboxes, and the counts and flags of the run. Outlives each stream."""
 
-    def __init__(self, seat: str, compress: bool, wake: Callable[[], None], rows: LinkRows) -> None:
-        """`wake` wakes the writer of the stream: there is something to send."""
+    def __init__(self, link: Link, seat: str, compress: bool) -> None:
         self.id = secrets.token_hex(16)
-        self.seat, self.compress, self.wake, self.rows = seat, compress, wake, rows
-        self.incarnation = 0
-        self.flags = 0
+        self.seat, self.compress, self.wake, self.rows = seat, compress, link.wake, LinkRows(link)
+        self.incarnation = self.flags = 0
+        self.stopping = self.hold = self.quit = False  # orders of the run
         self.welcome: dict[str, Any] | None = None  # the first one
-        self.outboxes: list[LinkOutbox] = []
-        self.inboxes: list[LinkInbox | None] = []
-        self._cells: list[LinkCell] = []
-        self._channels: dict[str, int] = {}
-        self._cell_numbers: dict[str, int] = {}
+        self.mailboxes: dict[str, Mailbox] = {}  # by the name of the lane
+        self.cells: dict[str, LinkCell] = {}
+        self._senders: list[Mailbox | LinkCell] = []  # both
         self.largest_frame = 4 << 20  # bytes
         self.sent_at = time.monotonic()
         self._reported_at, self._reported = 0.0, [0] * len(NAMES)
@@ -58,41 +208,8 @@ class Session:
 
     def ends(self, node: str, cells: Mapping[str, Cell]) -> CallerEnds:
         """The ends of the channel to a node of the run."""
-        stream, calls = f"{node} stream", f"{node} calls"
-        return CallerEnds(
-            self.outbox(stream) if stream in self._channels else None,
-            self.outbox(calls) if calls in self._channels else None,
-            self.inbox(calls) if calls in self._channels else None,
-            cells,
-        )
-
-    def outbox(self, name: str) -> LinkOutbox:
-        return self.outboxes[self._channels[name]]
-
-    def inbox(self, name: str) -> LinkInbox:
-        inbox = self.inboxes[self._channels[name]]
-        assert inbox is not None, f"{name} does not reply"
-        return inbox
-
-    def cell(self, name: str) -> LinkCell:
-        return self._cells[self._cell_numbers[name]]
-
-    @property
-    def hold(self) -> bool:
-        return bool(self.flags & HOLD)
-
-    @property
-    def stopping(self) -> bool:
-        return bool(self.flags & STOPPING)
-
-    @property
-    def quit(self) -> bool:
-        return bool(self.flags & QUIT)
-
-    @property
-    def settled(self) -> bool:
-        """Whether the run has everything that was put."""
-        return all(outbox.settled for outbox in self.outboxes)
+        calls = self.mailboxes.get(f"{node} calls")
+        return CallerEnds(self.mailboxes.get(f"{node} stream"), calls, calls, cells)
 
     def report(self, metrics: dict[str, float]) -> None:
         """Sends metrics with the next counts; values that are not finite are left out."""
@@ -103,7 +220,7 @@ class Session:
 
     def accept(self, received: Frame) -> None:
         """Starts the session with the run's welcome, or resumes it over a new stream."""
-        if received.kind != WELCOME:
+        if received.kind != wire.WELCOME:
             raise Refused("no welcome")
         welcome = wire.load_json(received.payload, self.largest_frame)
         try:
@@ -119,96 +236,67 @@ class Session:
         self.sent_at = time.monotonic()
 
     def _start(self, welcome: dict[str, Any]) -> None:
+        if self.compress and not welcome.get("lz4"):
+            raise UserError("The run's host cannot decompress: pip install 'veldt[lz4]' there.")
         self.seat, self.incarnation = str(welcome["seat"]), int(welcome["incarnation"])
-        ports = welcome["ports"]
-        self._channels = {str(port["name"]): i for i, port in enumerate(ports)}
-        self.inboxes = [LinkInbox(i, port) if port["answers"] is not None else None for i, port in enumerate(ports)]
-        self.outboxes = [LinkOutbox(self, i, port) for i, port in enumerate(ports)]
-        self._cell_numbers = {str(name): i for i, name in enumerate(welcome["latest"])}
-        self._cells = [LinkCell(self.wake, i) for i in range(len(self._cell_numbers))]
-        largest = max((inbox.largest for inbox in self.inboxes if inbox is not None), default=0)
+        self.mailboxes = {str(port["name"]): Mailbox(self, i, port) for i, port in enumerate(welcome["ports"])}
+        self.cells = {str(name): LinkCell(self.wake, i) for i, name in enumerate(welcome["latest"])}
+        self._senders = [*self.mailboxes.values(), *self.cells.values()]
+        largest = max((mailbox.answer_formats.largest for mailbox in self.mailboxes.values()), default=0)
         self.largest_frame = max(self.largest_frame, largest + wire.HEADER.size)
 
     def _resume(self, welcome: dict[str, Any]) -> None:
         if welcome["incarnation"] != self.incarnation:
             raise LinkLost(f"The seat {self.seat} of the run was given to another actor.")
-        for outbox, port in zip(self.outboxes, welcome["ports"], strict=True):
-            outbox.resend(int(port["written"]))
-        for cell in self._cells:
+        for mailbox, port in zip(self.mailboxes.values(), welcome["ports"], strict=True):
+            mailbox.resend(int(port["written"]))
+        for cell in self.cells.values():
             cell.ask_again()
 
     def _set_status(self, payload: bytes | memoryview) -> bool:
         """Whether the flags have changed."""
         if len(payload) != STATUS.size:
             raise Refused("a status has the wrong size")
-        flags, *counts = STATUS.unpack(payload)
-        changed: bool = flags != self.flags
-        self.flags = flags
+        before = self.flags
+        self.flags, *counts = STATUS.unpack(payload)
+        self.stopping, self.hold, self.quit = (bool(self.flags & flag) for flag in (STOPPING, HOLD, QUIT))
         self.rows.run, self.rows.counted = counts[: len(NAMES)], counts[len(NAMES) :]
-        return changed
+        return self.flags != before
 
     def take(self, received: Frame) -> bool:
         """Handles a frame; whether there is something new for the actor."""
         kind = received.kind
-        if kind in (DATA, ACK):
-            return self._take_message(received)
-        if kind == HEARTBEAT:
+        if kind in (DATA, wire.ACK, wire.VALUE):
+            boxes, cells = self.mailboxes.values(), self.cells.values()
+            takers: list[Mailbox | LinkCell] = [*cells] if kind == wire.VALUE else [*boxes]
+            if received.channel >= len(takers):
+                raise Refused("a frame has an unknown channel")
+            return takers[received.channel].take(received)
+        if kind == wire.HEARTBEAT:
             return self._set_status(received.payload)
-        if kind == VALUE:
-            if received.channel >= len(self._cells):
-                raise Refused("a value has an unknown name")
-            return self._cells[received.channel].take(received)
-        if kind == END:
-            self.flags |= QUIT
-            return True
-        raise Refused("the run sent a frame of a kind that only actors send")
-
-    def _take_message(self, received: Frame) -> bool:
-        if received.channel >= len(self.outboxes):
-            raise Refused("a message has an unknown channel")
-        self.outboxes[received.channel].acknowledged(received.ack)
-        if received.kind == ACK:
-            return True
-        inbox = self.inboxes[received.channel]
-        if inbox is None:
-            raise Refused("an answer on a channel without calls")
-        new = inbox.take(received)
-        if 2 * inbox.unacknowledged >= inbox.slots:
-            self.wake()
-        return new
+        if kind != wire.END:
+            raise Refused("the run sent a frame of a kind that only actors send")
+        self.quit = True
+        return True
 
     # Frames to send.
 
     def hello(self) -> bytes:
         hello = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": self.id, "seat": self.seat}
-        return frame(HELLO, wire.dump_json(hello | {"again": self.welcome is not None}))
+        return frame(wire.HELLO, wire.dump_json(hello | {"again": self.welcome is not None}))
 
     def next_frame(self, leaving: bool) -> bytes | None:
         """The frame to send now: messages first."""
-        for outbox in self.outboxes:
-            if (data := outbox.next_frame()) is not None:
-                return data
-        for cell in self._cells:
-            if (data := cell.next_frame()) is not None:
+        for sender in self._senders:
+            if (data := sender.next_frame()) is not None:
                 return data
         now = time.monotonic()
-        for inbox in self.inboxes:
-            unacknowledged = 0 if inbox is None else inbox.unacknowledged
-            if inbox is not None and unacknowledged and (2 * unacknowledged >= inbox.slots or now - self.sent_at > ACK_S):
-                return inbox.ack()
-        if self._has_report() and (now - self._reported_at > REPORT_S or leaving):
+        for mailbox in self.mailboxes.values():
+            if mailbox.ack_due(half=now - self.sent_at < ACK_S):
+                return mailbox.ack()
+        news = bool(self._metrics) or self._reported != self.rows.mine
+        if news and (now - self._reported_at > REPORT_S or leaving):
             report = {"counts": self.rows.mine, "metrics": self._metrics}
             self._reported, self._metrics, self._reported_at = list(self.rows.mine), {}, now
-            return frame(REPORT, wire.dump_json(report))
-        if now - self.sent_at > HEARTBEAT_S:
-            return frame(HEARTBEAT)
-        return None
-
-    def due(self, now: float) -> bool:
-        """Whether a frame is to be sent because enough time has passed."""
-        if now - self.sent_at > HEARTBEAT_S or (now - self._reported_at > REPORT_S and self._has_report()):
-            return True
-        return now - self.sent_at > ACK_S and any(inbox is not None and inbox.unacknowledged for inbox in self.inboxes)
-
-    def _has_report(self) -> bool:
-        return bool(self._metrics) or self._reported != self.rows.mine
+            return frame(wire.REPORT, wire.dump_json(report))
+        return frame(wire.HEARTBEAT) if now - self.sent_at > HEARTBEAT_S else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, grpc
-from veldt.runtime.grpc.lanes import Lane, Sending
-from veldt.runtime.grpc.seats import Seat
-from veldt.runtime.grpc.wire import ACK, DATA, END, HEARTBEAT, HELLO, LEAVE, REPORT, WANT, Frame, Refused, frame
+from veldt.runtime.grpc.seats import Lane, Seat
+from veldt.runtime.grpc.wire import Frame, Refused, frame
 
 if TYPE_CHECKING:
     from veldt.runtime.grpc.gate import Gate
@@ -24,28 +24,31 @@ class ActorStream:
     def __init__(self, gate: Gate, context: Any) -> None:
         self.gate, self.context = gate, context
         self.seat: Seat | None = None
-        self.lanes: list[Lane] = []
-        self.wants: dict[int, int] = {}  # name of a value -> the version that the actor has
-        self.sending: list[Sending] = []
-        self.opened_at = self.received_at = self.sent_at = self.status_at = time.monotonic()
+        self.wants: dict[int, int] = {}  # cell -> the version that the actor has
+        self.sending: dict[int, Iterator[bytes]] = {}  # cell -> frames with its value
+        self.received_at = self.sent_at = self.status_at = time.monotonic()
         self.writing = 0.0  # when the current write began; 0: none
         self.status = b""  # the last one sent
-        self.first: bytes | None = None  # WELCOME
-        self.ending = self.ended = False  # END is to be sent; was sent
+        self.first = b""  # WELCOME
+        self.ending = False  # END is to be sent
         self.left = False  # the actor has given up its seat
         self.end: asyncio.Future[tuple[grpc.StatusCode, str] | None] = gate.loop.create_future()
-        self._wake: asyncio.Future[None] | None = None
+        self._something_to_send = asyncio.Event()
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        return () if self.seat is None else self.seat.lanes
 
     def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
         if not self.end.done():
             self.end.set_result(None if code is None else (code, why))
 
     def wake(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        """There may be something to send."""
+        self._something_to_send.set()
 
     async def run(self) -> None:
-        reader, writer = (self.gate.loop.create_task(part) for part in (self._read(), self._write()))
+        reader, writer = (self.gate.loop.create_task(self._guard(part)) for part in (self._read, self._write))
         try:
             end = await self.end
         finally:
@@ -58,54 +61,55 @@ class ActorStream:
         if end is not None:
             await self.context.abort(*end)
 
-    async def _read(self) -> None:
-        gate, context = self.gate, self.context
+    async def _guard(self, part: Callable[[], Awaitable[None]]) -> None:
         try:
-            while (data := await context.read()) is not grpc.aio.EOF and not self.end.done():
-                self.received_at = time.monotonic()
-                gate.frames_in += 1
-                gate.bytes_in += len(data)
-                self._take(wire.parse(data))
+            await part()
             self.close()
         except Refused as error:
-            gate.refuse(self, str(error))
+            self.gate.refuse(self, str(error))
             self.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.UsageError):
             self.close()  # the stream is broken
         except Exception as error:
-            gate.fail(error)
+            self.gate.fail(error)
             self.close(grpc.StatusCode.INTERNAL, "the gate failed")
+
+    async def _read(self) -> None:
+        while (data := await self.context.read()) is not grpc.aio.EOF and not self.end.done():
+            self.received_at = time.monotonic()
+            self.gate.frames_in += 1
+            self.gate.bytes_in += len(data)
+            self._take(wire.parse(data))
 
     def _take(self, received: Frame) -> None:
         kind = received.kind
         if self.seat is None:
-            if kind != HELLO:
+            if kind != wire.HELLO:
                 raise Refused("no hello")
             self.gate.admit(self, wire.load_json(received.payload))
-        elif kind in (DATA, ACK):
-            if received.channel >= len(self.lanes):
+        elif kind in (wire.DATA, wire.ACK):
+            if received.channel >= len(self.seat.lanes):
                 raise Refused("a message has an unknown channel")
-            lane = self.lanes[received.channel]
-            new = kind == DATA and lane.take(received)
+            lane = self.seat.lanes[received.channel]
+            new = kind == wire.DATA and lane.take(received)
             lane.acknowledged(received.ack)
-            if new and lane.port.reader is not None:
+            if new and lane.reader is not None:
                 self.gate.spin()
             elif lane.ack_due(half=True):
                 self.wake()
-        elif kind == WANT:
+        elif kind == wire.WANT:
             if received.channel >= len(self.seat.cells):
                 raise Refused("a value has an unknown name")
-            self.wants[received.channel] = wire.signed(received.number)
-            self.poll_values()
-        elif kind == REPORT:
-            report = wire.load_json(received.payload)
-            counts, metrics = wire.report_counts(report), wire.report_metrics(report)
+            self.wants[received.channel] = received.number
+            self._poll_values(self.seat)
+        elif kind == wire.REPORT:
+            counts, metrics = wire.load_report(received.payload)
             self.seat.set_counts(counts)
             self.gate.add_report(self.seat, metrics)
-        elif kind == LEAVE:
+        elif kind == wire.LEAVE:
             self.left = True
             self.close()
-        elif kind != HEARTBEAT:
+        elif kind != wire.HEARTBEAT:
             raise Refused("an actor sent a frame of a kind that only the run sends")
 
     def poll(self) -> bool:
@@ -114,42 +118,31 @@ class ActorStream:
         for lane in self.lanes:
             if lane.pending and lane.push() and lane.ack_due(half=True):
                 self.wake()
-            if lane.has_answer:
-                found = True
+            found |= lane.has_answer
         if found:
             self.wake()
         return found
 
-    def poll_values(self) -> None:
+    def _poll_values(self, seat: Seat) -> None:
         """Starts sending values of which the actor wants a newer version."""
-        assert self.seat is not None
         for channel, have in list(self.wants.items()):
-            if any(sending.channel == channel for sending in self.sending):
-                continue
-            found = self.gate.value(list(self.seat.cells.values())[channel], have)
+            found = self.gate.value(list(seat.cells.values())[channel], have)
             if found is not None:
                 del self.wants[channel]
-                self.sending.append(Sending(channel, *found))
+                self.sending[channel] = _value_frames(channel, *found)
                 self.wake()
 
     async def _write(self) -> None:
-        gate = self.gate
-        try:
-            while True:
-                while (data := self._next()) is not None and not self.end.done():
-                    await self._send(data)
-                if self.ending and not self.ended:
-                    self.ended = True
-                    await self._send(frame(END))  # the actor closes the stream; closed here, END might be lost
-                if self.end.done():
-                    return
-                self._wake = gate.loop.create_future()
-                await self._wake
-        except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.InternalError, grpc.aio.UsageError):
-            self.close()
-        except Exception as error:
-            gate.fail(error)
-            self.close(grpc.StatusCode.INTERNAL, "the gate failed")
+        while True:
+            while not self.end.done() and (data := self._next()):
+                await self._send(data)
+            if self.ending:
+                self.ending = False
+                await self._send(frame(wire.END))  # the actor closes the stream; closed here, END might be lost
+            if self.end.done():
+                return
+            await self._something_to_send.wait()
+            self._something_to_send.clear()
 
     async def _send(self, data: bytes) -> None:
         self.writing = time.monotonic()
@@ -162,44 +155,44 @@ class ActorStream:
         """The frame to send now: answers first, values last."""
         if self.seat is None:
             return None
-        if self.first is not None:
-            data, self.first = self.first, None
+        if self.first:
+            data, self.first = self.first, b""
             return data
-        for lane in self.lanes:
+        for lane in self.seat.lanes:
             if lane.has_answer:
                 return lane.next_answer()
         now = time.monotonic()
-        for lane in self.lanes:
+        for lane in self.seat.lanes:
             if lane.ack_due(half=now - self.sent_at < ACK_S):
                 return lane.ack()
-        if self.status_due(now):
-            self.status_at, self.status = now, self.gate.status(self.seat)
-            return frame(HEARTBEAT, self.status)
-        if self.sending:
-            data = self.sending[0].next_part()
-            if self.sending[0].done:
-                del self.sending[0]
-            return data
+        if self._status_due(self.seat, now):
+            self.status_at, self.status = now, self.seat.status(self.gate.flags)
+            return frame(wire.HEARTBEAT, self.status)
+        for channel, frames in list(self.sending.items()):
+            if (part := next(frames, None)) is not None:
+                return part
+            del self.sending[channel]
         return None
 
-    def status_due(self, now: float) -> bool:
-        assert self.seat is not None
-        if now - self.sent_at > HEARTBEAT_S:
+    def _status_due(self, seat: Seat, now: float) -> bool:
+        if now - self.sent_at > HEARTBEAT_S or self.gate.flags != self.status[0]:
             return True
-        if self.gate.flags != self.status[0]:
-            return True
-        return now - self.status_at > STATUS_S and self.gate.status(self.seat) != self.status
+        return now - self.status_at > STATUS_S and seat.status(self.gate.flags) != self.status
 
     def tick(self, now: float) -> None:
-        """Checks timeouts, and wakes the writer when something is due."""
+        """Checks timeouts, and wakes the writer: something may be due."""
         if self.seat is None:
-            if now - self.opened_at > self.gate.handshake:
+            if now - self.received_at > self.gate.handshake:
                 self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         elif now - self.received_at > self.gate.silence or (self.writing and now - self.writing > self.gate.silence):
             self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor fell silent")
         else:
             self.poll()
-            if self.wants:
-                self.poll_values()
-            if self.status_due(now) or any(lane.ack_due(half=False) for lane in self.lanes):
-                self.wake()
+            self._poll_values(self.seat)
+            self.wake()
+
+
+def _value_frames(channel: int, tag: int, value: bytes) -> Iterator[bytes]:
+    for at in range(0, len(value), wire.PART_BYTES):
+        part = memoryview(value)[at : at + wire.PART_BYTES]
+        yield frame(wire.VALUE, wire.PART.pack(at, len(value)), part, channel=channel, number=tag)

@@ -2,16 +2,17 @@
 
 A frame is a header of 24 bytes and a payload. The payload of a message is the raw bytes of its arrays as they are in shared
 memory (`shm.Format`), so that a gate copies them in one piece; formats are sent once, from the run to the actor, and frames
-refer to them by number. A frame is checked before anything of it is kept: its length, kind and checksum, and that booleans
-are 0 or 1 and floats finite. Nothing here is ever unpickled.
+refer to them by number. A frame is checked before anything of it is kept: its length and kind, and that booleans are 0 or 1
+and floats finite. It needs no checksum: it travels within one host, or under TLS. Nothing here is ever unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import math
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +23,12 @@ from veldt.errors import UserError
 from veldt.records.tree import Array, Tree
 from veldt.runtime.shm.format import ALIGN, Bytes, Format
 
-PROTOCOL = 2
-HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: covered by the checksum, as is the payload
-HEADER = struct.Struct("<IBBBBQQ")  # the same after the checksum
+lz4: Any = None  # where it is not installed
+with contextlib.suppress(ImportError):
+    lz4 = importlib.import_module("lz4.block")
+
+PROTOCOL = 3
+HEADER = struct.Struct("<BBBB4xqq")  # kind, channel, format, flags, number, ack; the arrays after it are aligned
 HELLO, WELCOME, DATA, ACK, HEARTBEAT, WANT, VALUE, REPORT, LEAVE, END = KINDS = range(1, 11)
 LZ4 = 1  # flag: the payload is compressed
 STATUS = struct.Struct(f"<B{2 * len(NAMES)}q")  # flags; counts of the run; how much of them this session has counted
@@ -35,7 +39,6 @@ JSON_BYTES = 1 << 17  # at most, in one frame of an actor
 MAX_METRICS = 256
 SMALL = 512  # bytes; smaller messages are not compressed
 MAX_BYTES = 1 << 30  # of a message
-_U64 = (1 << 64) - 1
 
 
 class Refused(ValueError):
@@ -56,28 +59,16 @@ def frame(
     kind: int, *parts: Any, channel: int = 0, format_: int = 0, flags: int = 0, number: int = 0, ack: int = 0
 ) -> bytes:
     """The bytes of a frame; its payload is the given buffers, one after the other."""
-    number &= _U64
-    crc = zlib.crc32(HEAD.pack(kind, channel, format_, flags, number, ack))
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    return b"".join((HEADER.pack(crc, kind, channel, format_, flags, number, ack), *parts))
+    return b"".join((HEADER.pack(kind, channel, format_, flags, number, ack), *parts))
 
 
 def parse(data: bytes) -> Frame:
     if len(data) < HEADER.size:
         raise Refused("a frame is too short")
-    view = memoryview(data)
-    crc, kind, channel, format_, flags, number, ack = HEADER.unpack_from(data)
-    if kind not in KINDS or flags & ~LZ4:
+    received = Frame._make((*HEADER.unpack_from(data), memoryview(data)[HEADER.size :]))
+    if received.kind not in KINDS or received.flags & ~LZ4:
         raise Refused("a frame has an unknown kind")
-    if zlib.crc32(view[4:]) != crc:
-        raise Refused("a frame does not match its checksum")
-    return Frame(kind, channel, format_, flags, number, ack, view[HEADER.size :])
-
-
-def signed(number: int) -> int:
-    """A signed version from the unsigned number in a header."""
-    return number - (1 << 64) if number >> 63 else number
+    return received
 
 
 class Columns:
@@ -85,8 +76,7 @@ class Columns:
 
     def __init__(self, format_: Format, finite: bool = True) -> None:
         self.format = format_
-        self._fill: list[tuple[str, bytes]] = []  # name, padding after the array
-        self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int]] = []
+        self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int, bytes]] = []  # the last is padding
         self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin, end: adjacent arrays are checked at once
         ends = [*format_.offsets[1:], format_.nbytes]
         for (name, code, shape), begin, after in zip(format_.columns, format_.offsets, ends, strict=False):
@@ -95,8 +85,7 @@ class Columns:
             if not known or min(shape, default=0) < 0 or after > MAX_BYTES:
                 raise Refused(f"{name!r} cannot be sent as {code} {shape}")
             end = begin + dtype.itemsize * math.prod(shape)
-            self._fill.append((name, bytes(after - end)))
-            self._parts.append((name, dtype, shape, begin))
+            self._parts.append((name, dtype, shape, begin, bytes(after - end)))
             if dtype.kind == "b" or (dtype.kind == "f" and finite):
                 if self._checks and self._checks[-1][0] == dtype and begin - self._checks[-1][2] < ALIGN:
                     begin = self._checks.pop()[1]
@@ -104,7 +93,7 @@ class Columns:
 
     def pack(self, tree: Tree) -> list[Any]:
         parts: list[Any] = []
-        for name, fill in self._fill:
+        for name, _, _, _, fill in self._parts:
             x = tree[name]
             parts.append(x if x.flags.c_contiguous else np.ascontiguousarray(x))
             if fill:
@@ -116,19 +105,15 @@ class Columns:
             raise Refused(f"a message of {self.format.nbytes} bytes came with {len(payload)}")
         for dtype, begin, end in self._checks:
             if not _is_valid(payload, dtype, begin, end):
-                self._refuse(self.views(payload), dtype.kind)
+                wrong = "booleans that are neither 0 nor 1" if dtype.kind == "b" else "values that are not finite"
+                for name, x in self.views(payload).items():
+                    if x.dtype == dtype and not _is_valid(x.tobytes(), dtype, 0, x.nbytes):
+                        raise Refused(f"{name!r} has {wrong}")
                 raise Refused("the padding between the arrays of a message is invalid")
 
     def views(self, payload: Bytes) -> Tree:
         """The arrays, as read-only views of the payload."""
-        return {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at in self._parts}
-
-    def _refuse(self, tree: Tree, kind: str) -> None:
-        for name, x in tree.items():
-            if kind == x.dtype.kind == "b" and (x.view(np.uint8) > 1).any():
-                raise Refused(f"{name!r} has booleans that are neither 0 nor 1")
-            if kind == x.dtype.kind == "f" and not np.isfinite(x).all():
-                raise Refused(f"{name!r} has values that are not finite")
+        return {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at, _ in self._parts}
 
 
 def _is_valid(payload: Bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
@@ -145,7 +130,8 @@ class Formats:
     def __init__(self, formats: Sequence[Format], finite: bool = True) -> None:
         assert len(formats) < 256, len(formats)
         self._columns = [Columns(format_, finite) for format_ in formats]
-        self._known: dict[Any, int] = {}  # columns of a tree -> number of its format
+        self.described = [format_.columns for format_ in formats]  # as JSON: for `parse_formats`
+        self._known: dict[Any, int] = {}  # columns of a tree, or a format -> its number
         self.largest = max((c.format.nbytes for c in self._columns), default=0)
 
     def pack(self, tree: Tree, compress: bool = False) -> tuple[int, int, list[Any]]:
@@ -157,7 +143,7 @@ class Formats:
         parts = self._columns[number].pack(tree)
         if compress and self._columns[number].format.nbytes > SMALL:
             raw = b"".join(parts)
-            small = _lz4().compress(raw, store_size=False)
+            small = lz4.compress(raw, store_size=False)
             if len(small) < len(raw):
                 return number, LZ4, [small]
         return number, 0, parts
@@ -178,11 +164,9 @@ class Formats:
         return self._columns[received.format].views(payload)
 
     def number(self, format_: Format) -> int:
-        """The number of a format."""
         found = self._known.get(format_)
         if found is None:
-            found = [c.format.columns for c in self._columns].index(format_.columns)
-            self._known[format_] = found
+            found = self._known[format_] = self.described.index(format_.columns)
         return found
 
     def _find(self, tree: Tree) -> int:
@@ -202,12 +186,8 @@ class Formats:
         )
 
 
-def describe(formats: Sequence[Format]) -> list[Any]:
-    return [[[name, dtype, list(shape)] for name, dtype, shape in format_.columns] for format_ in formats]
-
-
 def parse_formats(described: Any) -> list[Format]:
-    """The formats that `describe` described."""
+    """The formats that `Formats.described` described."""
     try:
         return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in described]
     except (TypeError, ValueError, OverflowError):
@@ -253,46 +233,26 @@ def load_json(payload: memoryview, limit: int = JSON_BYTES) -> dict[str, Any]:
     return value
 
 
-def report_counts(report: dict[str, Any]) -> list[int]:
-    """The counts of a REPORT, in the order of `NAMES`."""
-    counts = report.get("counts")
+def load_report(payload: memoryview) -> tuple[list[int], dict[str, float]]:
+    """The counts of a REPORT, in the order of `NAMES`, and its metrics."""
+    report = load_json(payload)
+    counts, metrics = report.get("counts"), report.get("metrics", {})
     if not isinstance(counts, list) or len(counts) != len(NAMES):
         raise Refused("invalid counts")
     if any(type(n) is not int or abs(n) > 1 << 53 for n in counts):
         raise Refused("counts that are not integers")
-    return counts
-
-
-def report_metrics(report: dict[str, Any]) -> dict[str, float]:
-    metrics = report.get("metrics", {})
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Refused("invalid metrics")
-    for name, x in metrics.items():
-        if len(name) > 128 or type(x) not in (int, float) or not -1e300 < x < 1e300:
-            raise Refused("metrics that are not numbers")
-    return {name: float(x) for name, x in metrics.items()}
-
-
-def _lz4() -> Any:
-    try:
-        import lz4.block
-    except ImportError:
-        raise UserError("Compression needs the package lz4: pip install 'veldt[lz4]'.") from None
-    return lz4.block
+    if any(len(name) > 128 or type(x) not in (int, float) or not -1e300 < x < 1e300 for name, x in metrics.items()):
+        raise Refused("metrics that are not numbers")
+    return counts, {name: float(x) for name, x in metrics.items()}
 
 
 def _decompress(payload: memoryview, nbytes: int) -> bytes:
+    if lz4 is None:
+        raise Refused("a message is compressed, but lz4 is not installed here")
     try:
-        block = _lz4()
-    except UserError:
-        raise Refused("a message is compressed, but lz4 is not installed here") from None
-    try:
-        raw: bytes = block.decompress(payload, uncompressed_size=nbytes)
-    except (block.LZ4BlockError, ValueError, MemoryError):
+        raw: bytes = lz4.decompress(payload, uncompressed_size=nbytes)
+    except (lz4.LZ4BlockError, ValueError, MemoryError):
         raise Refused("a message cannot be decompressed") from None
     return raw
-
-
-def check_compression() -> None:
-    """Raises a UserError if lz4 is not installed."""
-    _lz4()

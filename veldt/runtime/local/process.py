@@ -39,7 +39,7 @@ from veldt.runtime.shm.ring import Reader, Writer
 from veldt.seeds import derive
 
 if TYPE_CHECKING:  # a process that does not need gRPC does not import it
-    from veldt.runtime.grpc.event_bell import EventBell
+    from veldt.runtime.grpc.seats import EventBell
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; a longer error message is cut
@@ -209,7 +209,7 @@ class Process:
         return Given(known, arrays, {placeholder.what: x for placeholder, x in own.items()})
 
     def _cell(self, name: str) -> Any:
-        return Latest(self._fd(name)) if self.link is None else self.link.session.cell(name)
+        return Latest(self._fd(name)) if self.link is None else self.link.session.cells[name]
 
     def _proxy(self, channel: Channel) -> Proxy:
         return Proxy(self.plan.ports[channel.node], self._ends(channel), self.plan.constants[channel.node])
@@ -264,7 +264,7 @@ class Process:
         return self._gate_bell() if process in self.plan.seats else self.board.bell(self.plan.row(process))
 
     def _gate_bell(self) -> EventBell:
-        from veldt.runtime.grpc.event_bell import EventBell
+        from veldt.runtime.grpc.seats import EventBell
 
         return EventBell(self.board.memory, ROW * self.plan.row(GATE), self._fd("gate bell"))
 
@@ -278,7 +278,7 @@ class Process:
         return link
 
     def _make_gate(self) -> Any:
-        from veldt.runtime.grpc.doors import Door
+        from veldt.runtime.grpc.connection import Door
         from veldt.runtime.grpc.gate import Gate
         from veldt.runtime.grpc.seats import make_seats
 

@@ -108,8 +108,7 @@ class Supervisor:
 
     def _allocate_gate(self, gate: GatePlan) -> None:
         """Allocates what outlives the gate's process: which session has which seat, and the incarnation of each seat."""
-        from veldt.runtime.grpc.event_bell import EventBell
-        from veldt.runtime.grpc.seats import INCARNATION, RECORD
+        from veldt.runtime.grpc.seats import INCARNATION, RECORD, EventBell
 
         self.descriptors["gate bell"] = EventBell.make()
         records = SharedMemory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))
