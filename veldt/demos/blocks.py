@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,25 +28,21 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[t
         for t in range(len(episode["first"])):
             recorder.send(0, {name: x[t : t + 1] for name, x in episode.items()})
             recorder.recv(0)
-            yield from sink.take()
         recorder.flush(0)
-        yield from sink.take()
+        yield from sink.blocks
+        sink.blocks.clear()
 
 
 class _Sink:
     """A store that collects every block."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[Block, None]] = []
+        self.blocks: list[tuple[Block, None]] = []
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         assert priorities is None, priorities
-        self._blocks.append((block, None))
+        self.blocks.append((block, None))
         return True
-
-    def take(self) -> list[tuple[Block, None]]:
-        taken, self._blocks = self._blocks, []
-        return taken
 
 
 class _Replayed:
@@ -56,28 +51,25 @@ class _Replayed:
     due = math.inf
 
     def __init__(self, schema: Schema, algorithm: Algorithm) -> None:
-        columns = {**schema.layout.spec, **schema.start_layout.spec}
+        self.algorithm, self.starts = algorithm, schema.start_layout.spec
+        columns = {**schema.layout.spec, **self.starts}
         self._zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in columns.items()}
-        state = schema.start_layout.spec
-        self._known_state: Callable[[Array], Tree] = functools.partial(algorithm.known_state, state=state)
         self._state: Tree = {}  # known state before the next record
         self._out: Tree | None = None
 
     def send(self, group: int, step: Tree) -> bool:
         before = {} if step["first"][0] else self._state
         self._out = {**self._zeros, **before, **step}
-        self._state = self._known_state(step["action"])
+        self._state = self.algorithm.known_state(step["action"], self.starts)
         return True
 
     def recv(self, group: int) -> Tree | None:
         out, self._out = self._out, None
         return out
 
-    def record(self) -> None:
-        """Records nothing."""
-
     def flush(self, group: int) -> bool:
         return True
 
-    def reset(self, group: int) -> None:
-        self._out = None
+    def record(self) -> None: ...
+
+    def reset(self, group: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Recording: writes a demonstration set. `record` plays episodes with a policy and records them."""
+"""Recording: writes a demonstration set. `record` plays episodes with a policy, such as a Scripted expert."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import dataclasses
 import json
 import math
 import os
+import reprlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from safetensors import SafetensorError
 
-from veldt.demos.manifest import FORMAT, RECORDING, VERSION, Shard, digest, row_bytes, shard_name
-from veldt.demos.set import Demos
-from veldt.envs import Envs
+from veldt.acting.seam import Policy
+from veldt.demos.set import FORMAT, RECORDING, VERSION, Demos, Shard, digest, is_inside, row_bytes, shard_name
+from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari
 from veldt.errors import UserError
 from veldt.files import MANIFEST, sync_directory, write_arrays
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree
 from veldt.seeds import derive
-
-if TYPE_CHECKING:  # recording with an expert needs no torch
-    from veldt.acting.seam import Policy
 
 SHARD = 64 * 2**20  # bytes of a shard
 ATTEMPTS = 20  # episodes played at most for each one wanted
@@ -161,10 +163,13 @@ def record(
     """
     assert envs.n == 1, envs.n
     recording = Recording(Path(directory), {**envs.spec.step, "action": envs.spec.action})
-    protocol = envs.env.protocol if isinstance(envs.env, Atari) else None
+    protocol: dict[str, Any] | None = None
+    if isinstance(envs.env, Atari):
+        known = next((key for key, x in PROTOCOLS.items() if x == envs.env.protocol), "")
+        protocol = {"name": known, **dataclasses.asdict(envs.env.protocol)}
     info = {
         "env": envs.name,
-        "protocol": None if protocol is None else _named(protocol),
+        "protocol": protocol,
         "action_space": str(envs.spec.action_space),
         "policy": name or type(policy).__name__,
         "seed": seed,
@@ -190,11 +195,6 @@ def _too_few(recording: Recording, episodes: int, least: float) -> str:
         f"Only {kept} of {kept + recording.discarded} episodes returned {least:g} or more, not {episodes}; the best had "
         f"{recording.best:g}: lower --min-return, or use a better policy.{where}"
     )
-
-
-def _named(protocol: Any) -> dict[str, Any]:
-    name = next((name for name, known in PROTOCOLS.items() if known == protocol), "")
-    return {"name": name, **dataclasses.asdict(protocol)}
 
 
 def play(
@@ -237,3 +237,72 @@ def _ask(policy: Policy, record: Tree) -> Array:
     sent, out = policy.send(0, record), policy.recv(0)
     assert sent and out is not None
     return out["action"]
+
+
+Expert = Callable[[Any], Any]  # one observation, or a dict of them by key -> one action
+MakeExpert = Callable[[Any], Expert]  # the environment that is played -> its expert
+
+
+class Scripted:
+    """A policy for one environment from a function that makes an expert at the start of each episode."""
+
+    due = math.inf
+
+    def __init__(self, make: MakeExpert, game: Any, spec: EnvSpec, name: str = "the expert") -> None:
+        self.make, self.game, self.spec, self.name = make, game, spec, name
+        self._expert: Expert | None = None
+        self._action: Array | None = None
+
+    def send(self, group: int, step: Tree) -> bool:
+        if step["first"][0] or self._expert is None:
+            made: Any = self.make(self.game)
+            if not callable(made):
+                kind = type(made).__name__
+                raise UserError(f"{self.name} must return a function from an observation to an action, not a {kind}.")
+            self._expert = made
+        seen: Any = {name.removeprefix("obs/"): step[name][0].copy() for name in self.spec.observation}
+        assert self._expert is not None
+        self._action = self._checked(self._expert(seen["obs"] if "obs" in self.spec.observation else seen))
+        return True
+
+    def recv(self, group: int) -> Tree | None:
+        action, self._action = self._action, None
+        return None if action is None else {"action": action[None]}
+
+    def record(self) -> None: ...
+
+    def flush(self, group: int) -> bool:
+        return True
+
+    def reset(self, group: int) -> None:
+        self._expert = self._action = None
+
+    def _checked(self, action: Any) -> Array:
+        """The action as it is recorded: discrete ones count from 0, continuous ones are clipped to their bounds."""
+        space, column = self.spec.action_space, self.spec.action
+        try:
+            x = np.asarray(action)
+            valid = x.shape == column.shape and x.dtype.kind in ("biuf" if isinstance(space, spaces.Box) else "biu")
+        except (TypeError, ValueError):
+            valid = False
+        if valid and isinstance(space, spaces.Box):
+            x = np.clip(x.astype(np.float64), space.low, space.high)
+        elif valid:
+            assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete), space
+            x = x.astype(np.int64) - space.start
+        if not valid or not is_inside(space, x[None]):
+            raise UserError(f"{self.name} returned the action {reprlib.repr(action)}, which is not in {space}.")
+        return x.astype(column.dtype)
+
+
+def make_played(env: str, protocol: str = "") -> tuple[Envs, Any]:
+    """One environment that emits records, and the Gymnasium environment inside, which an expert may inspect.
+
+    An environment with a vector version of its own is made without it, as that has no single environment inside. Atari
+    has none either: there the expert gets the vector environment.
+    """
+    envs = make_env(env, 1, protocol=protocol)
+    if not isinstance(envs.env, SyncVectorEnv | Atari):
+        envs.close()
+        envs = Envs(make_env(lambda: gym.make(env, disable_env_checker=True), 1).env, env)
+    return envs, envs.env.envs[0].unwrapped if isinstance(envs.env, SyncVectorEnv) else envs.env
