@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Algorithm
+from veldt.demos.recording import Immediate
 from veldt.demos.set import Demos
 from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
@@ -45,31 +45,16 @@ class _Sink:
         return True
 
 
-class _Replayed:
-    """A policy that returns the recorded action, and zeros for the other columns of an algorithm."""
-
-    due = math.inf
+class _Replayed(Immediate):
+    """Answers with the recorded action, and zeros for the other columns of an algorithm."""
 
     def __init__(self, schema: Schema, algorithm: Algorithm) -> None:
         self.algorithm, self.starts = algorithm, schema.start_layout.spec
         columns = {**schema.layout.spec, **self.starts}
         self._zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in columns.items()}
         self._state: Tree = {}  # known state before the next record
-        self._out: Tree | None = None
 
-    def send(self, group: int, step: Tree) -> bool:
+    def answer(self, step: Tree) -> Tree:
         before = {} if step["first"][0] else self._state
-        self._out = {**self._zeros, **before, **step}
         self._state = self.algorithm.known_state(step["action"], self.starts)
-        return True
-
-    def recv(self, group: int) -> Tree | None:
-        out, self._out = self._out, None
-        return out
-
-    def flush(self, group: int) -> bool:
-        return True
-
-    def record(self) -> None: ...
-
-    def reset(self, group: int) -> None: ...
+        return {**self._zeros, **before, **step}

@@ -50,18 +50,17 @@ class Recording:
     def steps(self) -> int:
         return sum(self.lengths)
 
-    def add(self, episode: Tree, least: float = -math.inf) -> bool:
-        """Keeps a whole episode, columns [k + 1, ...], if its return is at least `least`. Returns whether it did."""
+    def add(self, episode: Tree, least: float = -math.inf) -> None:
+        """Keeps a whole episode, columns [k + 1, ...], if its return is at least `least`."""
         total = math.fsum(episode["reward"])
         self.best = max(self.best, total)
         if total < least:
             self.discarded += 1
-            return False
+            return
         self._pending.append(episode)
         self._flush(self._shard_rows)
         self.returns.append(total)
         self.lengths.append(len(episode["first"]) - 1)
-        return True
 
     def close(self, info: dict[str, Any]) -> None:
         """Writes the manifest; if there are no episodes, removes everything."""
@@ -243,17 +242,41 @@ Expert = Callable[[Any], Any]  # one observation, or a dict of them by key -> on
 MakeExpert = Callable[[Any], Expert]  # the environment that is played -> its expert
 
 
-class Scripted:
-    """A policy for one environment from a function that makes an expert at the start of each episode."""
+class Immediate(Policy):
+    """A policy of one environment that answers when it is asked."""
 
     due = math.inf
+    _out: Tree | None = None
+
+    def answer(self, step: Tree) -> Tree:
+        raise NotImplementedError
+
+    def send(self, group: int, step: Tree) -> bool:
+        self._out = self.answer(step)
+        return True
+
+    def recv(self, group: int) -> Tree | None:
+        out, self._out = self._out, None
+        return out
+
+    def record(self) -> None:
+        return
+
+    def flush(self, group: int) -> bool:
+        return True
+
+    def reset(self, group: int) -> None:
+        self._out = None
+
+
+class Scripted(Immediate):
+    """A policy from a function that makes an expert at the start of each episode."""
 
     def __init__(self, make: MakeExpert, game: Any, spec: EnvSpec, name: str = "the expert") -> None:
         self.make, self.game, self.spec, self.name = make, game, spec, name
         self._expert: Expert | None = None
-        self._action: Array | None = None
 
-    def send(self, group: int, step: Tree) -> bool:
+    def answer(self, step: Tree) -> Tree:
         if step["first"][0] or self._expert is None:
             made: Any = self.make(self.game)
             if not callable(made):
@@ -262,20 +285,11 @@ class Scripted:
             self._expert = made
         seen: Any = {name.removeprefix("obs/"): step[name][0].copy() for name in self.spec.observation}
         assert self._expert is not None
-        self._action = self._checked(self._expert(seen["obs"] if "obs" in self.spec.observation else seen))
-        return True
-
-    def recv(self, group: int) -> Tree | None:
-        action, self._action = self._action, None
-        return None if action is None else {"action": action[None]}
-
-    def record(self) -> None: ...
-
-    def flush(self, group: int) -> bool:
-        return True
+        return {"action": self._checked(self._expert(seen["obs"] if "obs" in self.spec.observation else seen))[None]}
 
     def reset(self, group: int) -> None:
-        self._expert = self._action = None
+        super().reset(group)
+        self._expert = None
 
     def _checked(self, action: Any) -> Array:
         """The action as it is recorded: discrete ones count from 0, continuous ones are clipped to their bounds."""
