@@ -23,7 +23,7 @@ from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
 from veldt.signals import interruptible
-from veldt.watching.screen import PLAIN_EVERY
+from veldt.watching.view import PLAIN_EVERY
 
 EXAMPLE = """Records a demonstration set: whole episodes of an expert, or of the policy that a run learned.
 
