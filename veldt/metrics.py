@@ -224,28 +224,25 @@ class Reports:
     def __init__(self, declarations: Declarations = PACKAGE) -> None:
         self.declarations = declarations
         self._latest: dict[str, dict[str, float]] = {}  # process -> its latest values, reported since the last line or not
-        self._new: dict[str, set[str]] = {}  # process -> names reported since the last line
-        self._sums: dict[tuple[str, str], tuple[float, float]] = {}  # (process, name) -> value x seconds, and seconds
+        self._sums: dict[tuple[str, str], tuple[float, float]] = {}  # of new reports: value x seconds, and seconds
 
     def add(self, process: str, metrics: Mapping[str, float], seconds: float) -> None:
         """The report of a process on the last `seconds`."""
         self._latest.setdefault(process, {}).update(metrics)
-        self._new.setdefault(process, set()).update(metrics)
         for name, x in metrics.items():
-            if self.declarations[name].over_time == MEAN:
-                total, time_s = self._sums.get((process, name), (0.0, 0.0))
-                self._sums[process, name] = total + seconds * x, time_s + seconds
+            total, time_s = self._sums.get((process, name), (0.0, 0.0))
+            self._sums[process, name] = total + seconds * x, time_s + seconds
 
     def take(self) -> dict[str, float]:
         """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
-        means = {key: total / max(1e-9, time_s) for key, (total, time_s) in self._sums.items()}
-        reported = set().union(*self._new.values())
-        kept = {name for name in reported if self.declarations[name].over_nodes != MEAN}
+        new, self._sums = self._sums, {}
+        known = {name: self.declarations[name] for _, name in new}
+        means = {key: total / max(1e-9, t) for key, (total, t) in new.items() if known[key[1]].over_time == MEAN}
+        kept = {name for name, metric in known.items() if metric.over_nodes != MEAN}
         parts = [
-            {name: means.get((process, name), x) for name, x in latest.items() if name in kept | self._new[process]}
+            {name: means.get((process, name), x) for name, x in latest.items() if name in kept or (process, name) in new}
             for process, latest in self._latest.items()
         ]
-        self._new, self._sums = {process: set() for process in self._latest}, {}
         return merge(parts, self.declarations)
 
 
