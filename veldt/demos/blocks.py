@@ -22,8 +22,18 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[t
     except for what it knows without a network (its `known_state`). There are no priorities: the store gives
     new items the largest.
     """
+    starts = schema.start_layout.spec
+    zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in {**schema.layout.spec, **starts}.items()}
+    state: Tree = {}  # known state before the next record
+
+    def replay(step: Tree) -> Tree:
+        nonlocal state
+        before = {} if step["first"][0] else state
+        state = algorithm.known_state(step["action"], starts)
+        return {**zeros, **before, **step}
+
     sink: Any = _Sink()  # a recorder only inserts
-    recorder = Recorder(_Replayed(schema, algorithm), sink, algorithm, schema, first_priorities="largest")
+    recorder = Recorder(Immediate(replay), sink, algorithm, schema, first_priorities="largest")
     for episode in demos.episodes():
         for t in range(len(episode["first"])):
             recorder.send(0, {name: x[t : t + 1] for name, x in episode.items()})
@@ -43,18 +53,3 @@ class _Sink:
         assert priorities is None, priorities
         self.blocks.append((block, None))
         return True
-
-
-class _Replayed(Immediate):
-    """Answers with the recorded action, and zeros for the other columns of an algorithm."""
-
-    def __init__(self, schema: Schema, algorithm: Algorithm) -> None:
-        self.algorithm, self.starts = algorithm, schema.start_layout.spec
-        columns = {**schema.layout.spec, **self.starts}
-        self._zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in columns.items()}
-        self._state: Tree = {}  # known state before the next record
-
-    def answer(self, step: Tree) -> Tree:
-        before = {} if step["first"][0] else self._state
-        self._state = self.algorithm.known_state(step["action"], self.starts)
-        return {**self._zeros, **before, **step}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -82,7 +83,8 @@ class Recording:
             "shards": [shard._asdict() for shard in self._shards],
             "episodes": episodes,
         }
-        self._write(MANIFEST, lambda path: _write_text(path, json.dumps(manifest | {"sha256": digest(manifest)})))
+        text = json.dumps(manifest | {"sha256": digest(manifest)})
+        self._write(MANIFEST, lambda path: path.write_text(f"{text}\n"))
         (self.directory / RECORDING).unlink(missing_ok=True)
 
     def _claim(self) -> bool:
@@ -106,21 +108,19 @@ class Recording:
         whole = {name: np.concatenate([x[name] for x in self._pending]) for name in self.columns}
         at, end = 0, len(whole["first"])
         while end - at >= least:
-            stop = min(at + self._shard_rows, end)
-            self._save({name: x[at:stop] for name, x in whole.items()})
-            at = stop
+            rows = {name: x[at : at + self._shard_rows] for name, x in whole.items()}
+            file, length = shard_name(len(self._shards)), len(rows["first"])
+            self._shards.append(Shard(file, length, **self._write(file, functools.partial(write_arrays, arrays=rows))))
+            at += length
         self._pending = [{name: x[at:].copy() for name, x in whole.items()}]
 
-    def _save(self, rows: Tree) -> None:
-        name = shard_name(len(self._shards))
-        written = self._write(name, lambda path: write_arrays(path, rows))
-        self._shards.append(Shard(name, len(rows["first"]), written["sha256"], written["bytes"]))
-
-    def _write(self, name: str, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """Writes a temporary file and renames it, so that the file is whole or missing."""
+    def _write(self, name: str, write: Callable[[Path], Any]) -> Any:
+        """Writes a temporary file, syncs and renames it, so that the file is whole or missing."""
         aside = self.directory / f".aside-{name}"
         try:
             written = write(aside)
+            with open(aside, "rb") as file:
+                os.fsync(file.fileno())
             os.rename(aside, self.directory / name)
             sync_directory(self.directory)
         except (OSError, SafetensorError) as error:
@@ -134,14 +134,6 @@ class Recording:
             path.unlink(missing_ok=True)
         if self._made and self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
-
-
-def _write_text(path: Path, text: str) -> dict[str, Any]:
-    with open(path, "w") as file:
-        file.write(f"{text}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return {}
 
 
 def record(
@@ -246,10 +238,10 @@ class Immediate(Policy):
     """A policy of one environment that answers when it is asked."""
 
     due = math.inf
-    _out: Tree | None = None
 
-    def answer(self, step: Tree) -> Tree:
-        raise NotImplementedError
+    def __init__(self, answer: Callable[[Tree], Tree]) -> None:
+        self.answer = answer
+        self._out: Tree | None = None
 
     def send(self, group: int, step: Tree) -> bool:
         self._out = self.answer(step)
@@ -273,10 +265,11 @@ class Scripted(Immediate):
     """A policy from a function that makes an expert at the start of each episode."""
 
     def __init__(self, make: MakeExpert, game: Any, spec: EnvSpec, name: str = "the expert") -> None:
+        super().__init__(self._act)
         self.make, self.game, self.spec, self.name = make, game, spec, name
         self._expert: Expert | None = None
 
-    def answer(self, step: Tree) -> Tree:
+    def _act(self, step: Tree) -> Tree:
         if step["first"][0] or self._expert is None:
             made: Any = self.make(self.game)
             if not callable(made):
