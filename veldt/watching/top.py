@@ -27,7 +27,7 @@ from veldt.errors import UserError
 from veldt.machine import format_bytes
 from veldt.watching.links import number, percent, short
 from veldt.watching.sinks import parse
-from veldt.watching.view import View
+from veldt.watching.view import View, make_table
 
 END = 1 << 19  # bytes that are read at the end of a long metrics file
 FIRST_S = 0.25  # between the first two looks: CPU usage is measured from one look to the next
@@ -239,10 +239,8 @@ def read_mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 def process_table(processes: list[Process], room: int) -> Table:
     """At most `room` rows; the last one then sums up the rest."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
-    table.add_column("process", style="cyan", no_wrap=True)
-    for name in ("pid", "state", "CPU", "memory", "threads", "restarts"):
-        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    numbers = ("CPU", "memory", "threads", "restarts")
+    table = make_table("process", "pid", "state", *numbers, right=("pid", *numbers))
     shown = processes if len(processes) <= room else processes[: room - 1]
     for p in shown:
         table.add_row(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,19 +81,23 @@ def _progress(line: Line, steps: int) -> str:
 
 
 def _chain(chain: list[Link], width: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
-    table.add_column("link", style="cyan", no_wrap=True)
-    table.add_column("rate", justify="right", no_wrap=True)
-    table.add_column("busy", justify="right", no_wrap=True)
-    if width >= WIDE:
-        table.add_column("", no_wrap=True)
-    table.add_column("waits", justify="right", no_wrap=True)
+    bars = [""] if width >= WIDE else []
+    table = make_table("link", "rate", "busy", *bars, "waits", right=("rate", "busy", "waits"))
     table.add_column("what else")
     for link in chain:
         cells: list[RenderableType] = [Text(link.name), Text(link.rate or "-"), _fraction(link.busy)]
-        if width >= WIDE:
+        if bars:
             cells.append("" if link.busy is None else _bar(link.busy))
         table.add_row(*cells, _fraction(link.waits), Text("; ".join(link.more)))
+    return table
+
+
+def make_table(first: str, *others: str, right: Container[str]) -> Table:
+    """The first column names a row."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
+    table.add_column(first, style="cyan", no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
     return table
 
 
