@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from veldt.errors import UserError
-from veldt.files import replace_text
 from veldt.program import Node
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
@@ -253,6 +252,8 @@ FILE = "metrics.json"
 
 def save(declarations: Declarations, directory: Path) -> None:
     """Writes what the package does not declare itself, if there is any; a full disk does not stop the run."""
+    from veldt.files import replace_text  # here: actors need no safetensors
+
     own = [dataclasses.asdict(metric) for name, metric in declarations.items() if PACKAGE.get(name) != metric]
     if own:
         with contextlib.suppress(UserError):
