@@ -66,7 +66,7 @@ class Demos:
         try:
             return cls(Path(directory))
         except Corrupt as error:
-            raise UserError(f"{directory} is not a readable demonstration set: {error}.") from None
+            raise UserError(f"{Path(directory)} is not a readable demonstration set: {error}.") from None
 
     @property
     def steps(self) -> int:
