@@ -18,11 +18,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from veldt.errors import UserError
 from veldt.program import Node
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
@@ -51,6 +51,9 @@ class Metric:
     waits_for: str = ""  # what a link waits for, if the column is WAITS
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "unless", tuple(self.unless))  # a list in JSON
+        if not all(isinstance(x, str) for x in (*vars(self).values(), *self.unless) if x is not self.unless):
+            raise TypeError(f"metric {self.name}: all values are text")
         allowed = ((self.over_nodes, (TOTAL, MEAN, LARGEST)), (self.over_time, (LATEST, MEAN)), (self.column, COLUMNS))
         for value, values in allowed:
             if value not in values:
@@ -183,14 +186,9 @@ class Declarations(dict[str, Metric]):
             self.setdefault(found.name, found)
 
 
-def _package() -> Declarations:
-    out = Declarations()
-    for kind, metrics in {"run": RUN, **NODES, "stream": STREAM}.items():
-        out.add(kind, metrics)
-    return out
-
-
-PACKAGE = _package()
+PACKAGE = Declarations()
+for _kind, _metrics in {"run": RUN, **NODES, "stream": STREAM}.items():
+    PACKAGE.add(_kind, _metrics)
 
 
 def declared(nodes: Iterable[Node]) -> Declarations:
@@ -207,13 +205,8 @@ def merge(parts: Iterable[Mapping[str, float]], declarations: Declarations = PAC
     for part in parts:
         for name, x in part.items():
             values.setdefault(name, []).append(x)
-    return {name: _add_up(x, declarations[name].over_nodes) for name, x in values.items()}
-
-
-def _add_up(values: list[float], how: str) -> float:
-    if how == LARGEST:
-        return max(values)
-    return sum(values) if how == TOTAL else sum(values) / len(values)
+    add_up: dict[str, Callable[[list[float]], float]] = {LARGEST: max, TOTAL: sum, MEAN: lambda x: sum(x) / len(x)}
+    return {name: add_up[declarations[name].over_nodes](x) for name, x in values.items()}
 
 
 def busy_shares(seconds: Iterable[tuple[str, float]], elapsed: float) -> dict[str, float]:
@@ -230,28 +223,25 @@ class Reports:
     def __init__(self, declarations: Declarations = PACKAGE) -> None:
         self.declarations = declarations
         self._latest: dict[str, dict[str, float]] = {}  # process -> its latest values, reported since the last line or not
-        self._new: dict[str, set[str]] = {}  # process -> names reported since the last line
-        self._sums: dict[tuple[str, str], tuple[float, float]] = {}  # (process, name) -> value x seconds, and seconds
+        self._sums: dict[tuple[str, str], tuple[float, float]] = {}  # of new reports: value x seconds, and seconds
 
     def add(self, process: str, metrics: Mapping[str, float], seconds: float) -> None:
         """The report of a process on the last `seconds`."""
         self._latest.setdefault(process, {}).update(metrics)
-        self._new.setdefault(process, set()).update(metrics)
         for name, x in metrics.items():
-            if self.declarations[name].over_time == MEAN:
-                total, time_s = self._sums.get((process, name), (0.0, 0.0))
-                self._sums[process, name] = total + seconds * x, time_s + seconds
+            total, time_s = self._sums.get((process, name), (0.0, 0.0))
+            self._sums[process, name] = total + seconds * x, time_s + seconds
 
     def take(self) -> dict[str, float]:
         """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
-        means = {key: total / max(1e-9, time_s) for key, (total, time_s) in self._sums.items()}
-        reported = set().union(*self._new.values())
-        kept = {name for name in reported if self.declarations[name].over_nodes != MEAN}
+        new, self._sums = self._sums, {}
+        known = {name: self.declarations[name] for _, name in new}
+        means = {key: total / max(1e-9, t) for key, (total, t) in new.items() if known[key[1]].over_time == MEAN}
+        kept = {name for name, metric in known.items() if metric.over_nodes != MEAN}
         parts = [
-            {name: means.get((process, name), x) for name, x in latest.items() if name in kept | self._new[process]}
+            {name: means.get((process, name), x) for name, x in latest.items() if name in kept or (process, name) in new}
             for process, latest in self._latest.items()
         ]
-        self._new, self._sums = {process: set() for process in self._latest}, {}
         return merge(parts, self.declarations)
 
 
@@ -262,12 +252,12 @@ FILE = "metrics.json"
 
 def save(declarations: Declarations, directory: Path) -> None:
     """Writes what the package does not declare itself, if there is any; a full disk does not stop the run."""
+    from veldt.files import replace_text  # here: actors need no safetensors
+
     own = [dataclasses.asdict(metric) for name, metric in declarations.items() if PACKAGE.get(name) != metric]
-    aside = directory / f".aside-{FILE}"
-    with contextlib.suppress(OSError):
-        if own:
-            aside.write_text(json.dumps(own, indent=1) + "\n")
-            aside.replace(directory / FILE)
+    if own:
+        with contextlib.suppress(UserError):
+            replace_text(directory / FILE, json.dumps(own, indent=1) + "\n")
 
 
 def load(directory: Path) -> Declarations:
@@ -278,22 +268,7 @@ def load(directory: Path) -> Declarations:
         entries = []
     out = Declarations(PACKAGE)
     for entry in entries if isinstance(entries, list) else []:
-        metric = _parse(entry)
-        if metric is not None:
+        with contextlib.suppress(TypeError, ValueError):  # not a declaration, or one of a newer version
+            metric = Metric(**entry)
             out[metric.name] = metric
     return out
-
-
-def _parse(entry: Any) -> Metric | None:
-    """A declaration; None: this is not one, or one of a newer version."""
-    names = {field.name for field in dataclasses.fields(Metric)}
-    if not isinstance(entry, dict) or "name" not in entry or not set(entry) <= names:
-        return None
-    unless = entry.get("unless", [])
-    texts = [x for key, x in entry.items() if key != "unless"] + (unless if isinstance(unless, list) else [None])
-    if not all(isinstance(x, str) for x in texts):
-        return None
-    try:
-        return Metric(**entry | {"unless": tuple(unless)})
-    except ValueError:
-        return None

@@ -36,8 +36,7 @@ from veldt.algorithms.dqn import DQN
 from veldt.cli.demos import histogram
 from veldt.counters import Counters
 from veldt.demos.blocks import cut_blocks
-from veldt.demos.recording import Recording, play, record
-from veldt.demos.scripted import Scripted, make_played
+from veldt.demos.recording import Recording, Scripted, make_played, play, record
 from veldt.demos.set import Demos
 from veldt.envs import Envs, make_env
 from veldt.envs.small import Counter
@@ -490,7 +489,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from veldt.demos import recording
-from veldt.demos.scripted import Scripted, make_played
+from veldt.demos.recording import Scripted, make_played
 recording.SHARD = 700
 def slow(game):
     def act(obs):

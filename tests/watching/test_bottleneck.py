@@ -13,8 +13,7 @@ import pytest
 import veldt
 from veldt.envs.small import Chain
 from veldt.metrics import ACTOR, LEARNER, MEAN, WAITS, Declarations, Metric, declared
-from veldt.watching.bottleneck import bottleneck
-from veldt.watching.rates import Rates
+from veldt.watching.bottleneck import Rates, bottleneck
 
 LINE: dict[str, Any] = {
     "env_steps": 10_000,
@@ -222,7 +221,7 @@ def test_in_one_process_the_largest_share_is_named(tmp_path: Path) -> None:
 
 def test_a_rate_covers_the_time_since_its_count_was_last_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("veldt.watching.rates.time.monotonic", lambda: now)
+    monkeypatch.setattr("veldt.watching.bottleneck.time.monotonic", lambda: now)
     rates = Rates(1.0)
     rates.begin({"env_steps": 0}, [])
     now = 101.0
@@ -242,7 +241,7 @@ def test_a_rate_covers_the_time_since_its_count_was_last_reported(monkeypatch: p
 
 def test_rates_follow_from_the_declared_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("veldt.watching.rates.time.monotonic", lambda: now)
+    monkeypatch.setattr("veldt.watching.bottleneck.time.monotonic", lambda: now)
     declarations = declared([])
     declarations.add("scout", (Metric("maps", "maps", rate="maps_per_s"),))
     rates = Rates(1.0, declarations)

@@ -21,9 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_run import tiny
 
 from veldt.errors import UserError
-from veldt.watching.screen import Screen
+from veldt.watching.links import format_seconds
 from veldt.watching.sinks import JsonLines, Metrics, TensorBoard, Wandb, log_to, read_metrics
-from veldt.watching.text import format_seconds
+from veldt.watching.view import Screen
 
 
 def line(steps: int, **more: Any) -> dict[str, Any]:
@@ -265,7 +265,7 @@ FULL = line(
 
 
 def test_without_a_terminal_lines_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veldt.watching.screen.PLAIN_EVERY", 0.0)
+    monkeypatch.setattr("veldt.watching.view.PLAIN_EVERY", 0.0)
     screen, text = screen_on(terminal=False)
     screen.write(FULL)
     screen.write(line(510, resumed_from=255))
@@ -287,7 +287,7 @@ def test_plain_lines_are_rare_but_every_evaluation_is_printed() -> None:
 
 def test_on_a_terminal_the_newest_value_of_each_number_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
-    monkeypatch.setattr("veldt.watching.screen.Console", lambda **_: Console(file=text, force_terminal=True, width=100))
+    monkeypatch.setattr("veldt.watching.view.Console", lambda **_: Console(file=text, force_terminal=True, width=100))
     screen = Screen("dqn on CartPole-v1", 1_000)
     try:
         screen.write(line(1))  # before anything is known
@@ -311,9 +311,9 @@ def test_on_a_terminal_the_newest_value_of_each_number_is_shown(monkeypatch: pyt
 
 
 def test_plain_lines_name_the_bottleneck_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veldt.watching.screen.PLAIN_EVERY", 0.0)
+    monkeypatch.setattr("veldt.watching.view.PLAIN_EVERY", 0.0)
     now = [0.0]
-    monkeypatch.setattr("veldt.watching.screen.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("veldt.watching.view.time", SimpleNamespace(monotonic=lambda: now[0]))
     screen, text = screen_on(terminal=False)
     for seconds, sentence in (
         (0, "The learner is busy 97% of its time."),

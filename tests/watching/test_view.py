@@ -13,8 +13,7 @@ from rich.console import Console
 
 from veldt.metrics import FACT, RATE, TOTAL, TROUBLE, Declarations, Metric, declared
 from veldt.program import Program
-from veldt.watching.links import links
-from veldt.watching.text import amount, format_seconds, number, percent, short
+from veldt.watching.links import amount, format_seconds, links, number, percent, short
 from veldt.watching.view import View
 
 SENTENCE = "The learner is the bottleneck: it is busy 97 % of its time; lower store.samples_per_insert (now 8)."

@@ -16,15 +16,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from veldt import callables
 from veldt.acting.seam import Policy
 from veldt.cli.parse import parse
-from veldt.demos.recording import MAX_LENGTH, Recording, record
-from veldt.demos.scripted import Scripted, make_played
+from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
 from veldt.signals import interruptible
-from veldt.watching.screen import PLAIN_EVERY
+from veldt.watching.view import PLAIN_EVERY
 
 EXAMPLE = """Records a demonstration set: whole episodes of an expert, or of the policy that a run learned.
 

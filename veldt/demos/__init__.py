@@ -9,9 +9,7 @@ The records are those of `veldt.records.step`: an episode of k actions is k + 1 
 whose action is zero. Loading a set executes nothing from it, and checks everything before use.
 
     set.py        Demos: opens, verifies and reads a set
-    manifest.py   the manifest and the shards: reads and checks files that may hold anything
-    recording.py  Recording: writes a set; record: plays episodes and records them
-    scripted.py   Scripted: a policy from an expert function
+    recording.py  Recording: writes a set; record: plays episodes and records them; Scripted: a policy from an expert
     blocks.py     cut_blocks: the episodes as blocks for a store
 
 May import records, envs, acting and algorithms; no experiment, topology or runtime.

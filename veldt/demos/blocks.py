@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Algorithm
+from veldt.demos.recording import Immediate
 from veldt.demos.set import Demos
 from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
@@ -23,61 +22,34 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[t
     except for what it knows without a network (its `known_state`). There are no priorities: the store gives
     new items the largest.
     """
+    starts = schema.start_layout.spec
+    zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in {**schema.layout.spec, **starts}.items()}
+    state: Tree = {}  # known state before the next record
+
+    def replay(step: Tree) -> Tree:
+        nonlocal state
+        before = {} if step["first"][0] else state
+        state = algorithm.known_state(step["action"], starts)
+        return {**zeros, **before, **step}
+
     sink: Any = _Sink()  # a recorder only inserts
-    recorder = Recorder(_Replayed(schema, algorithm), sink, algorithm, schema, first_priorities="largest")
+    recorder = Recorder(Immediate(replay), sink, algorithm, schema, first_priorities="largest")
     for episode in demos.episodes():
         for t in range(len(episode["first"])):
             recorder.send(0, {name: x[t : t + 1] for name, x in episode.items()})
             recorder.recv(0)
-            yield from sink.take()
         recorder.flush(0)
-        yield from sink.take()
+        yield from sink.blocks
+        sink.blocks.clear()
 
 
 class _Sink:
     """A store that collects every block."""
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[Block, None]] = []
+        self.blocks: list[tuple[Block, None]] = []
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         assert priorities is None, priorities
-        self._blocks.append((block, None))
+        self.blocks.append((block, None))
         return True
-
-    def take(self) -> list[tuple[Block, None]]:
-        taken, self._blocks = self._blocks, []
-        return taken
-
-
-class _Replayed:
-    """A policy that returns the recorded action, and zeros for the other columns of an algorithm."""
-
-    due = math.inf
-
-    def __init__(self, schema: Schema, algorithm: Algorithm) -> None:
-        columns = {**schema.layout.spec, **schema.start_layout.spec}
-        self._zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in columns.items()}
-        state = schema.start_layout.spec
-        self._known_state: Callable[[Array], Tree] = functools.partial(algorithm.known_state, state=state)
-        self._state: Tree = {}  # known state before the next record
-        self._out: Tree | None = None
-
-    def send(self, group: int, step: Tree) -> bool:
-        before = {} if step["first"][0] else self._state
-        self._out = {**self._zeros, **before, **step}
-        self._state = self._known_state(step["action"])
-        return True
-
-    def recv(self, group: int) -> Tree | None:
-        out, self._out = self._out, None
-        return out
-
-    def record(self) -> None:
-        """Records nothing."""
-
-    def flush(self, group: int) -> bool:
-        return True
-
-    def reset(self, group: int) -> None:
-        self._out = None

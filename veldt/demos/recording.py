@@ -1,29 +1,32 @@
-"""Recording: writes a demonstration set. `record` plays episodes with a policy and records them."""
+"""Recording: writes a demonstration set. `record` plays episodes with a policy, such as a Scripted expert."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
+import reprlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from safetensors import SafetensorError
 
-from veldt.demos.manifest import FORMAT, RECORDING, VERSION, Shard, digest, row_bytes, shard_name
-from veldt.demos.set import Demos
-from veldt.envs import Envs
+from veldt.acting.seam import Policy
+from veldt.demos.set import FORMAT, RECORDING, VERSION, Demos, Shard, digest, is_inside, row_bytes, shard_name
+from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari
 from veldt.errors import UserError
 from veldt.files import MANIFEST, sync_directory, write_arrays
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree
 from veldt.seeds import derive
-
-if TYPE_CHECKING:  # recording with an expert needs no torch
-    from veldt.acting.seam import Policy
 
 SHARD = 64 * 2**20  # bytes of a shard
 ATTEMPTS = 20  # episodes played at most for each one wanted
@@ -48,18 +51,17 @@ class Recording:
     def steps(self) -> int:
         return sum(self.lengths)
 
-    def add(self, episode: Tree, least: float = -math.inf) -> bool:
-        """Keeps a whole episode, columns [k + 1, ...], if its return is at least `least`. Returns whether it did."""
+    def add(self, episode: Tree, least: float = -math.inf) -> None:
+        """Keeps a whole episode, columns [k + 1, ...], if its return is at least `least`."""
         total = math.fsum(episode["reward"])
         self.best = max(self.best, total)
         if total < least:
             self.discarded += 1
-            return False
+            return
         self._pending.append(episode)
         self._flush(self._shard_rows)
         self.returns.append(total)
         self.lengths.append(len(episode["first"]) - 1)
-        return True
 
     def close(self, info: dict[str, Any]) -> None:
         """Writes the manifest; if there are no episodes, removes everything."""
@@ -81,7 +83,8 @@ class Recording:
             "shards": [shard._asdict() for shard in self._shards],
             "episodes": episodes,
         }
-        self._write(MANIFEST, lambda path: _write_text(path, json.dumps(manifest | {"sha256": digest(manifest)})))
+        text = json.dumps(manifest | {"sha256": digest(manifest)})
+        self._write(MANIFEST, lambda path: path.write_text(f"{text}\n"))
         (self.directory / RECORDING).unlink(missing_ok=True)
 
     def _claim(self) -> bool:
@@ -105,21 +108,19 @@ class Recording:
         whole = {name: np.concatenate([x[name] for x in self._pending]) for name in self.columns}
         at, end = 0, len(whole["first"])
         while end - at >= least:
-            stop = min(at + self._shard_rows, end)
-            self._save({name: x[at:stop] for name, x in whole.items()})
-            at = stop
+            rows = {name: x[at : at + self._shard_rows] for name, x in whole.items()}
+            file, length = shard_name(len(self._shards)), len(rows["first"])
+            self._shards.append(Shard(file, length, **self._write(file, functools.partial(write_arrays, arrays=rows))))
+            at += length
         self._pending = [{name: x[at:].copy() for name, x in whole.items()}]
 
-    def _save(self, rows: Tree) -> None:
-        name = shard_name(len(self._shards))
-        written = self._write(name, lambda path: write_arrays(path, rows))
-        self._shards.append(Shard(name, len(rows["first"]), written["sha256"], written["bytes"]))
-
-    def _write(self, name: str, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """Writes a temporary file and renames it, so that the file is whole or missing."""
+    def _write(self, name: str, write: Callable[[Path], Any]) -> Any:
+        """Writes a temporary file, syncs and renames it, so that the file is whole or missing."""
         aside = self.directory / f".aside-{name}"
         try:
             written = write(aside)
+            with open(aside, "rb") as file:
+                os.fsync(file.fileno())
             os.rename(aside, self.directory / name)
             sync_directory(self.directory)
         except (OSError, SafetensorError) as error:
@@ -133,14 +134,6 @@ class Recording:
             path.unlink(missing_ok=True)
         if self._made and self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
-
-
-def _write_text(path: Path, text: str) -> dict[str, Any]:
-    with open(path, "w") as file:
-        file.write(f"{text}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return {}
 
 
 def record(
@@ -161,10 +154,13 @@ def record(
     """
     assert envs.n == 1, envs.n
     recording = Recording(Path(directory), {**envs.spec.step, "action": envs.spec.action})
-    protocol = envs.env.protocol if isinstance(envs.env, Atari) else None
+    protocol: dict[str, Any] | None = None
+    if isinstance(envs.env, Atari):
+        known = next((key for key, x in PROTOCOLS.items() if x == envs.env.protocol), "")
+        protocol = {"name": known, **dataclasses.asdict(envs.env.protocol)}
     info = {
         "env": envs.name,
-        "protocol": None if protocol is None else _named(protocol),
+        "protocol": protocol,
         "action_space": str(envs.spec.action_space),
         "policy": name or type(policy).__name__,
         "seed": seed,
@@ -190,11 +186,6 @@ def _too_few(recording: Recording, episodes: int, least: float) -> str:
         f"Only {kept} of {kept + recording.discarded} episodes returned {least:g} or more, not {episodes}; the best had "
         f"{recording.best:g}: lower --min-return, or use a better policy.{where}"
     )
-
-
-def _named(protocol: Any) -> dict[str, Any]:
-    name = next((name for name, known in PROTOCOLS.items() if known == protocol), "")
-    return {"name": name, **dataclasses.asdict(protocol)}
 
 
 def play(
@@ -237,3 +228,88 @@ def _ask(policy: Policy, record: Tree) -> Array:
     sent, out = policy.send(0, record), policy.recv(0)
     assert sent and out is not None
     return out["action"]
+
+
+Expert = Callable[[Any], Any]  # one observation, or a dict of them by key -> one action
+MakeExpert = Callable[[Any], Expert]  # the environment that is played -> its expert
+
+
+class Immediate(Policy):
+    """A policy of one environment that answers when it is asked."""
+
+    due = math.inf
+
+    def __init__(self, answer: Callable[[Tree], Tree]) -> None:
+        self.answer = answer
+        self._out: Tree | None = None
+
+    def send(self, group: int, step: Tree) -> bool:
+        self._out = self.answer(step)
+        return True
+
+    def recv(self, group: int) -> Tree | None:
+        out, self._out = self._out, None
+        return out
+
+    def record(self) -> None:
+        return
+
+    def flush(self, group: int) -> bool:
+        return True
+
+    def reset(self, group: int) -> None:
+        self._out = None
+
+
+class Scripted(Immediate):
+    """A policy from a function that makes an expert at the start of each episode."""
+
+    def __init__(self, make: MakeExpert, game: Any, spec: EnvSpec, name: str = "the expert") -> None:
+        super().__init__(self._act)
+        self.make, self.game, self.spec, self.name = make, game, spec, name
+        self._expert: Expert | None = None
+
+    def _act(self, step: Tree) -> Tree:
+        if step["first"][0] or self._expert is None:
+            made: Any = self.make(self.game)
+            if not callable(made):
+                kind = type(made).__name__
+                raise UserError(f"{self.name} must return a function from an observation to an action, not a {kind}.")
+            self._expert = made
+        seen: Any = {name.removeprefix("obs/"): step[name][0].copy() for name in self.spec.observation}
+        assert self._expert is not None
+        return {"action": self._checked(self._expert(seen["obs"] if "obs" in self.spec.observation else seen))[None]}
+
+    def reset(self, group: int) -> None:
+        super().reset(group)
+        self._expert = None
+
+    def _checked(self, action: Any) -> Array:
+        """The action as it is recorded: discrete ones count from 0, continuous ones are clipped to their bounds."""
+        space, column = self.spec.action_space, self.spec.action
+        try:
+            x = np.asarray(action)
+            valid = x.shape == column.shape and x.dtype.kind in ("biuf" if isinstance(space, spaces.Box) else "biu")
+        except (TypeError, ValueError):
+            valid = False
+        if valid and isinstance(space, spaces.Box):
+            x = np.clip(x.astype(np.float64), space.low, space.high)
+        elif valid:
+            assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete), space
+            x = x.astype(np.int64) - space.start
+        if not valid or not is_inside(space, x[None]):
+            raise UserError(f"{self.name} returned the action {reprlib.repr(action)}, which is not in {space}.")
+        return x.astype(column.dtype)
+
+
+def make_played(env: str, protocol: str = "") -> tuple[Envs, Any]:
+    """One environment that emits records, and the Gymnasium environment inside, which an expert may inspect.
+
+    An environment with a vector version of its own is made without it, as that has no single environment inside. Atari
+    has none either: there the expert gets the vector environment.
+    """
+    envs = make_env(env, 1, protocol=protocol)
+    if not isinstance(envs.env, SyncVectorEnv | Atari):
+        envs.close()
+        envs = Envs(make_env(lambda: gym.make(env, disable_env_checker=True), 1).env, env)
+    return envs, envs.env.envs[0].unwrapped if isinstance(envs.env, SyncVectorEnv) else envs.env

@@ -1,58 +1,72 @@
-"""Demos: opens, verifies and reads a demonstration set."""
+"""Demos: opens, verifies and reads a demonstration set, whose files may hold anything."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import math
+import os
 import reprlib
+import stat
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from veldt.demos.manifest import Shard, read_columns, read_manifest, read_shard, read_stops
 from veldt.envs import is_atari
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
-from veldt.files import Corrupt
-from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, ArraySpec, Spec, Tree
+from veldt.files import MANIFEST, Corrupt, fingerprint
+from veldt.records.step import FLAG, REWARD, EnvSpec, is_observation
+from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
+
+FORMAT, VERSION = "veldt-demonstrations", 1
+RECORDING = ".recording"
+LARGEST_MANIFEST = 256 * 2**20  # bytes
+LARGEST = 2**48  # of any count or size in a manifest
+DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 
 log = logging.getLogger("veldt")
+
+
+class Shard(NamedTuple):
+    file: str
+    rows: int
+    sha256: str
+    bytes: int
 
 
 class Demos:
     """A demonstration set whose manifest and shards were verified."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any], columns: Spec, shards: list[Shard], stops: Array) -> None:
-        self.path, self.columns, self.shards = path, columns, shards
+    def __init__(self, path: Path) -> None:
+        manifest = read_manifest(path)
+        self.path, self.columns = path, read_columns(manifest)
         self.env, self.policy, self.seed = str(manifest["env"]), str(manifest["policy"]), int(manifest["seed"])
         self.action_space = str(manifest["action_space"])
         self.protocol: dict[str, Any] | None = manifest["protocol"]  # Atari: its settings
         self.discarded = int(manifest["discarded"])  # episodes below the minimum return
         self.wanted = int(manifest["wanted"])  # episodes that were asked for
-        self.stops = stops  # [episodes], the row after each
-        self.lengths = np.diff(stops, prepend=0) - 1  # [episodes], actions
+        self.shards = [read_shard(path, self.columns, i, entry) for i, entry in enumerate(manifest["shards"])]
+        self.stops = read_stops(manifest, sum(shard.rows for shard in self.shards))  # [episodes], the row after each
+        self.lengths = np.diff(self.stops, prepend=0) - 1  # [episodes], actions
         self.returns = np.array([episode["return"] for episode in manifest["episodes"]], np.float64)  # [episodes]
+        self._check_rows()
 
     @classmethod
     def open(cls, directory: str | Path) -> Demos:
         """Reads the manifest and verifies every shard. Raises a UserError that names the file."""
-        path = Path(directory)
         try:
-            manifest = read_manifest(path)
-            columns = read_columns(manifest)
-            shards = [read_shard(path, columns, number, entry) for number, entry in enumerate(manifest["shards"])]
-            demos = cls(path, manifest, columns, shards, read_stops(manifest, sum(shard.rows for shard in shards)))
-            demos._check_rows()
+            return cls(Path(directory))
         except Corrupt as error:
-            raise UserError(f"{path} is not a readable demonstration set: {error}.") from None
-        return demos
+            raise UserError(f"{Path(directory)} is not a readable demonstration set: {error}.") from None
 
     @property
     def steps(self) -> int:
@@ -90,16 +104,15 @@ class Demos:
 
     def episodes(self) -> Iterator[Tree]:
         """Columns [k + 1, ...] of each episode of k actions. Holds one shard and one episode in RAM at a time."""
-        begin, rest, number = 0, {name: np.zeros((0, *c.shape), c.dtype) for name, c in self.columns.items()}, 0
+        begin, rest = 0, {name: np.zeros((0, *c.shape), c.dtype) for name, c in self.columns.items()}
         for shard in self.shards:
             loaded = self._load(shard)
             rest = {name: np.concatenate((x, loaded[name])) if len(x) else loaded[name] for name, x in rest.items()}
-            end, at = begin + len(rest["first"]), begin
-            while number < len(self) and self.stops[number] <= end:
-                rows = slice(at - begin, int(self.stops[number]) - begin)
-                yield {name: x[rows].copy() for name, x in rest.items()}
-                at, number = int(self.stops[number]), number + 1
-            begin, rest = at, {name: x[at - begin :].copy() for name, x in rest.items()}
+            whole = self.stops[(self.stops > begin) & (self.stops <= begin + len(rest["first"]))] - begin
+            ends = [0, *whole.tolist()]
+            for start, stop in pairwise(ends):
+                yield {name: x[start:stop].copy() for name, x in rest.items()}
+            begin, rest = begin + ends[-1], {name: x[ends[-1] :].copy() for name, x in rest.items()}
 
     def _load(self, shard: Shard) -> Tree:
         try:
@@ -139,13 +152,13 @@ class Demos:
         first, last = np.zeros((2, len(rows["first"])), np.bool_)
         first[np.concatenate(([0], self.stops[:-1]))] = True
         last[self.stops - 1] = True
-        if not (np.array_equal(first, rows["first"]) and np.array_equal(last, rows["last"])):
-            raise Corrupt("its episodes do not begin and end where its manifest says")
-        if not (np.isfinite(rows["reward"]).all() and np.isin(rows["discount"], (0, 1)).all()):
-            raise Corrupt("it has rewards that are not finite, or discounts that are neither 0 nor 1")
+        marked = np.array_equal(first, rows["first"]) and np.array_equal(last, rows["last"])
+        require(marked, "its episodes do not begin and end where its manifest says")
+        valid = np.isfinite(rows["reward"]).all() and np.isin(rows["discount"], (0, 1)).all()
+        require(valid, "it has rewards that are not finite, or discounts that are neither 0 nor 1")
         for stop, length, total in zip(self.stops, self.lengths, self.returns, strict=True):
-            if math.fsum(rows["reward"][stop - length - 1 : stop]) != total:
-                raise Corrupt("its rewards do not sum to the returns in its manifest")
+            found = math.fsum(rows["reward"][stop - length - 1 : stop])
+            require(found == total, "its rewards do not sum to the returns in its manifest")
 
 
 def _describe(column: ArraySpec | None) -> str:
@@ -159,3 +172,139 @@ def is_inside(space: spaces.Space[Any], actions: Array) -> bool:
         return bool((np.isfinite(actions) & (actions >= space.low - slack) & (actions <= space.high + slack)).all())
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete), space
     return bool(((actions >= 0) & (actions < (space.n if isinstance(space, spaces.Discrete) else space.nvec))).all())
+
+
+# The manifest and the shards.
+
+
+def require(holds: bool | np.bool_, otherwise: str) -> None:
+    if not holds:
+        raise Corrupt(otherwise)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest, after the type of every entry was checked."""
+    require(path.is_dir(), "there is no such directory")
+    file = path / MANIFEST
+    try:
+        size = _regular(file)
+    except FileNotFoundError:
+        cut = any(path.glob("shard-*")) or (path / RECORDING).exists()
+        why = "its recording was cut off; delete it and record again" if cut else "veldt record makes one"
+        raise Corrupt(f"it has no {MANIFEST}, {why}") from None
+    require(size <= LARGEST_MANIFEST, f"its {MANIFEST} has {size:,} bytes, more than the {LARGEST_MANIFEST:,} allowed")
+    try:
+        manifest: Any = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise Corrupt(f"its {MANIFEST} is not valid JSON") from None
+    known = isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    require(known, f"its {MANIFEST} is not of the format {FORMAT}")
+    version, shown = manifest.get("version"), reprlib.repr(manifest.get("version"))
+    require(version == VERSION, f"its {MANIFEST} has version {shown}, this Veldt reads version {VERSION}")
+    try:
+        same = manifest.pop("sha256", None) == digest(manifest)
+    except (ValueError, RecursionError):
+        same = False
+    require(same, f"its {MANIFEST} was changed")
+    kinds: dict[str, Any] = {"env": str, "policy": str, "action_space": str, "protocol": dict | None}
+    kinds |= {"columns": dict, "shards": list, "episodes": list}
+    wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
+    wrong += [name for name in ("discarded", "wanted") if not _is_count(manifest.get(name))]
+    wrong += [] if _is_count(manifest.get("seed"), math.inf) else ["seed"]
+    require(not wrong, f"its {MANIFEST} has an invalid {', '.join(wrong[:1])}")
+    require(manifest["shards"] and manifest["episodes"], f"its {MANIFEST} has no episodes")
+    return cast(dict[str, Any], manifest)
+
+
+def _is_count(x: Any, most: float = LARGEST) -> bool:
+    return type(x) is int and 0 <= x <= most
+
+
+def read_columns(manifest: dict[str, Any]) -> Spec:
+    columns: Spec = {}
+    for name, entry in manifest["columns"].items():
+        shape: Any = entry.get("shape") if isinstance(entry, dict) else None
+        dtype: Any = entry.get("dtype") if isinstance(entry, dict) else None
+        valid = isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)) and dtype in DTYPES
+        require(valid, f"its {MANIFEST} has an invalid column {reprlib.repr(name)}")
+        columns[name] = spec(tuple(shape), dtype)
+    needed = {"reward": REWARD, "discount": REWARD, "first": FLAG, "last": FLAG, "valid": FLAG}
+    others = {name for name in columns if name not in needed and not is_observation(name)}
+    complete = others == {"action"} and all(columns.get(name) == column for name, column in needed.items())
+    require(complete, f"its {MANIFEST} does not have the columns of a step record")
+    return columns
+
+
+def read_shard(path: Path, columns: Spec, number: int, entry: Any) -> Shard:
+    """A shard, after its size, its hash and its header were checked."""
+    name = shard_name(number)
+    named = isinstance(entry, dict) and entry.get("file") == name  # never follow a path out of the directory
+    require(named, f"its {MANIFEST} does not name {name} where it should")
+    shard = Shard(**{key: entry.get(key) for key in Shard._fields})
+    counted = _is_count(shard.rows) and _is_count(shard.bytes) and isinstance(shard.sha256, str) and shard.rows > 0
+    require(counted, f"its {MANIFEST} has invalid numbers for {name}")
+    try:
+        found = _regular(path / name)
+    except FileNotFoundError:
+        raise Corrupt(f"{name} is missing") from None
+    require(found == shard.bytes, f"{name} has {found:,} bytes instead of {shard.bytes:,}")
+    fits = shard.rows * row_bytes(columns) <= shard.bytes
+    require(fits, f"{name} is too small for the {shard.rows:,} rows that it should have")
+    same = fingerprint(path / name) == {"sha256": shard.sha256, "bytes": shard.bytes}
+    require(same, f"{name} is not what was written")
+    _check_header(path / name, columns, shard.rows)
+    return shard
+
+
+def _check_header(path: Path, columns: Spec, rows: int) -> None:
+    codes = {"b": "BOOL", "u": "U", "i": "I", "f": "F"}
+    try:
+        with safe_open(path, "np") as file:
+            headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: (tuple(x.get_shape()), x.get_dtype()) for name, x in headers.items()}
+    except (OSError, SafetensorError, ValueError):
+        raise Corrupt(f"{path.name} is not a safetensors file") from None
+    wanted = {
+        name: ((rows, *c.shape), codes[c.dtype.kind] + (str(8 * c.dtype.itemsize) if c.dtype.kind != "b" else ""))
+        for name, c in columns.items()
+    }
+    require(found == wanted, f"{path.name} does not have the columns, shapes and dtypes that its {MANIFEST} says")
+
+
+def read_stops(manifest: dict[str, Any], rows: int) -> Array:
+    """The row after each episode; episodes follow one another, and each has at least one action."""
+    stops = [0]
+    for number, episode in enumerate(manifest["episodes"]):
+        known: dict[str, Any] = episode if isinstance(episode, dict) else {}
+        start, stop, length, total = (known.get(key, -1) for key in ("start", "stop", "length", "return"))
+        counted = _is_count(start) and _is_count(stop) and _is_count(length) and type(total) is float
+        require(counted, f"its {MANIFEST} has invalid numbers for episode {number}")
+        follows = start == stops[-1] and length >= 1 and stop - start == length + 1
+        require(follows, f"its {MANIFEST} has an episode {number} that does not follow the one before")
+        stops.append(stop)
+    require(stops[-1] == rows, f"its {MANIFEST} has episodes of {stops[-1]:,} rows, but shards of {rows:,}")
+    return np.array(stops[1:], np.int64)
+
+
+def _regular(path: Path) -> int:
+    """The size of a regular file; anything else, such as a pipe, is never opened."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Corrupt(f"{path.name} cannot be read ({error.strerror})") from None
+    require(stat.S_ISREG(found.st_mode), f"{path.name} is not a regular file")
+    return found.st_size
+
+
+def digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.safetensors"
+
+
+def row_bytes(columns: Spec) -> int:
+    return sum(math.prod(c.shape) * c.dtype.itemsize for c in columns.values())

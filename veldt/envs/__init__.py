@@ -1,9 +1,8 @@
 """Environments that emit step records.
 
-    make.py     make_env: from a Gymnasium id, `module:callable` or a callable
+    make.py     make_env: from a Gymnasium id, `module:callable` or a callable; MinAtar from its package
     vector.py   Envs: a vector of environments that returns step records
     atari.py    Atari and the protocols of the papers
-    minatar.py  MinAtar from its package
     small.py    small environments with known optima
     recall.py   environments that need a recurrent network
 

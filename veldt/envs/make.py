@@ -1,14 +1,16 @@
-"""make_env: environments from a Gymnasium id, `module:callable` or a callable."""
+"""make_env: environments from a Gymnasium id, `module:callable` or a callable; MinAtar (Young and Tian 2019) too."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import re
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +19,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from veldt import callables
 from veldt.compiled import LIGHT
 from veldt.envs.atari import Atari, find_protocol
-from veldt.envs.minatar import SeededMinAtar, without_plotting
 from veldt.envs.vector import Envs
 from veldt.errors import UserError, did_you_mean
 
@@ -78,9 +79,7 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
     if prefix and not any(name.startswith(prefix) for name in gym.registry):
         package, extra = PACKAGES[prefix]
         try:
-            with contextlib.ExitStack() as stack:
-                if package.startswith("minatar") and os.environ.get(LIGHT):
-                    stack.enter_context(without_plotting())
+            with without_plotting() if os.environ.get(LIGHT) else contextlib.nullcontext():
                 module = importlib.import_module(package)
         except ImportError:
             package = package.partition(".")[0]
@@ -99,3 +98,30 @@ def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
         game = re.split("NoFrameskip|Deterministic|-", env)[0]
         raise UserError(f"{env} returns raw screens; use ALE/{game}-v5, for which Veldt skips, merges and resizes frames.")
     return None
+
+
+@contextlib.contextmanager
+def without_plotting() -> Iterator[None]:
+    """Hides the plotting libraries while MinAtar is imported: it works without them, and they take 120 MB of RAM."""
+    absent: dict[str, Any] = {name: None for name in ("matplotlib", "seaborn") if name not in sys.modules}
+    sys.modules.update(absent)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # MinAtar warns that they are missing
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        for name in absent:
+            del sys.modules[name]
+
+
+class SeededMinAtar(gym.Wrapper[Any, Any, Any, Any]):
+    """Makes a seeded reset independent of what was played before it.
+
+    With sticky actions a game may repeat the last action of the episode before, even if the reset is seeded.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.unwrapped.game.last_action = 0  # type: ignore[attr-defined]
+        return self.env.reset(seed=seed, options=options)

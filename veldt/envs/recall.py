@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from veldt.envs.small import Reset, Step
+from veldt.envs.small import Reset, Step, one_hot
 from veldt.records.tree import Array
 
 Expert = Callable[[Array], int]
@@ -42,18 +42,13 @@ class TMaze(gym.Env[Array, np.int64]):
         super().reset(seed=seed)
         self.turn, self.moves = int(self.np_random.integers(2)), 0
         self.distance = self.length if self.fixed else int(self.np_random.integers(2, self.length + 1))
-        return self._observe(self.turn), {}
+        return one_hot(self.turn, 4), {}
 
     def step(self, action: np.int64) -> Step:
         if self.moves == self.distance:
             return np.zeros(4, np.float32), float(action == self.turn), True, False, {}
         self.moves += int(action == 0)
-        return self._observe(3 if self.moves == self.distance else 2), 0.0, False, False, {}
-
-    def _observe(self, flag: int) -> Array:
-        obs = np.zeros(4, np.float32)
-        obs[flag] = 1
-        return obs
+        return one_hot(3 if self.moves == self.distance else 2, 4), 0.0, False, False, {}
 
     def render(self) -> Array | None:
         """From above, moving right: the agent is red, the correct turn green."""

@@ -17,6 +17,13 @@ Reset = tuple[Array, dict[str, Any]]
 Step = tuple[Array, float, bool, bool, dict[str, Any]]
 
 
+def one_hot(place: int, size: int) -> Array:
+    """All zeros if the place is not below the size."""
+    out = np.zeros(size, np.float32)
+    out[place : place + 1] = 1
+    return out
+
+
 class Chain(gym.Env[Array, np.int64]):
     """States 0 ... n-1 in a row; action 1 moves right, action 0 left. Reaching the end gives reward 1 and terminates.
 
@@ -39,7 +46,7 @@ class Chain(gym.Env[Array, np.int64]):
         return self._observe(), float(done), done, False, {}
 
     def _observe(self) -> Array:
-        return np.asarray(np.eye(self.n)[self.state], np.float32)
+        return one_hot(self.state, self.n)
 
 
 class DeepSea(gym.Env[Array, np.int64]):
@@ -56,7 +63,7 @@ class DeepSea(gym.Env[Array, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
         self.row, self.column = 0, 0
-        return self._observe(), {}
+        return one_hot(0, self.n * self.n), {}
 
     def step(self, action: np.int64) -> Step:
         right = action == self.right[self.row, self.column]
@@ -65,13 +72,7 @@ class DeepSea(gym.Env[Array, np.int64]):
             reward += 1.0
         self.column = min(self.n - 1, self.column + 1) if right else max(0, self.column - 1)
         self.row += 1
-        return self._observe(), reward, self.row == self.n, False, {}
-
-    def _observe(self) -> Array:
-        cells = np.zeros(self.n * self.n, np.float32)
-        if self.row < self.n:
-            cells[self.row * self.n + self.column] = 1
-        return cells
+        return one_hot(self.row * self.n + self.column, self.n * self.n), reward, self.row == self.n, False, {}
 
 
 class Catch(gym.Env[Array, np.int64]):
@@ -100,7 +101,7 @@ class Catch(gym.Env[Array, np.int64]):
         return screen
 
 
-class BlindCliffwalk(gym.Env[Array, np.int64]):
+class BlindCliffwalk(Chain):
     """n states; in each, one of two actions leads to the next state and the other off the cliff (Schaul et al.
     2016, section 3.1).
 
@@ -109,18 +110,11 @@ class BlindCliffwalk(gym.Env[Array, np.int64]):
     """
 
     def __init__(self, n: int = 12) -> None:
-        self.n, self.state = n, 0
-        self.observation_space = spaces.Box(0, 1, (n,), np.float32)
-        self.action_space = spaces.Discrete(2)
+        super().__init__(n)
 
     def right(self, state: int) -> int:
         """The action that leads to the next state; it alternates, so that a constant policy fails."""
         return state % 2
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        super().reset(seed=seed)
-        self.state = 0
-        return self._observe(), {}
 
     def step(self, action: np.int64) -> Step:
         if action != self.right(self.state):
@@ -128,9 +122,6 @@ class BlindCliffwalk(gym.Env[Array, np.int64]):
         self.state += 1
         done = self.state == self.n
         return self._observe(), float(done), done, False, {}
-
-    def _observe(self) -> Array:
-        return np.asarray(np.eye(self.n + 1, self.n)[self.state], np.float32)
 
 
 class Counter(gym.Env[Array, np.int64]):
@@ -220,51 +211,37 @@ class Spin(gym.Env[Array, np.int64]):
 SEEN = [0, 2]  # columns of CartPole's observation: the position of the cart and the angle of the pole
 
 
-class MaskedCartPole(CartPoleEnv):
+class Masked:
     """CartPole without velocities: a policy has to infer them from earlier observations."""
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode=render_mode)
-        self.observation_space = _seen(self.observation_space)
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        obs, info = super().reset(seed=seed, options=options)
-        return obs[SEEN], info
-
-    def step(self, action: Any) -> Step:
-        obs, *rest = super().step(action)  # type: ignore[no-untyped-call]
-        return obs[SEEN], *rest
-
-
-class MaskedCartPoleVector(CartPoleVectorEnv):
-    """The vector version."""
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int = 500) -> None:
-        super().__init__(num_envs, max_episode_steps)
-        self.single_observation_space = _seen(self.single_observation_space)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        obs, info = super().reset(seed=seed, options=options)
-        return obs[:, SEEN], info
+        obs, info = super().reset(seed=seed, options=options)  # type: ignore[misc]
+        return obs[..., SEEN], info
 
     def step(self, action: Any) -> Any:
-        obs, *rest = super().step(action)
-        return obs[:, SEEN], *rest
+        obs, *rest = super().step(action)  # type: ignore[misc]
+        return obs[..., SEEN], *rest
 
 
 def _seen(space: Any) -> spaces.Box:
     return spaces.Box(space.low[SEEN], space.high[SEEN], dtype=np.float32)
 
 
-for _name, _limit in (
-    ("Chain", 100),
-    ("DeepSea", None),
-    ("Catch", None),
-    ("BlindCliffwalk", None),
-    ("Counter", None),
-    ("Spin", 1000),
-):
+class MaskedCartPole(Masked, CartPoleEnv):
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode=render_mode)
+        self.observation_space = _seen(self.observation_space)
+
+
+class MaskedCartPoleVector(Masked, CartPoleVectorEnv):
+    def __init__(self, num_envs: int = 1, max_episode_steps: int = 500) -> None:
+        super().__init__(num_envs, max_episode_steps)
+        self.single_observation_space = _seen(self.single_observation_space)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+
+_limits = {"Chain": 100, "DeepSea": None, "Catch": None, "BlindCliffwalk": None, "Counter": None, "Spin": 1000}
+for _name, _limit in _limits.items():
     gym.register(f"veldt/{_name}-v0", entry_point=f"veldt.envs.small:{_name}", max_episode_steps=_limit)
 gym.register(
     "veldt/MaskedCartPole-v0",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from veldt.compiled import njit
 from veldt.errors import EnvError, UserError
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
+from veldt.records.tree import Array, ArraySpec, Tree, spec
 
 RETURN_ENDS = "veldt.return_ends"  # key of `info`: bool [n], where the return ends though the episode continues
 BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
@@ -35,12 +35,15 @@ class Envs:
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{name} resets in mode {mode}, but Veldt needs NEXT_STEP autoreset; build it with that.")
         self.env, self.name, self.n = env, name, env.num_envs
-        self.spec = _env_spec(env, name)
+        boxes = _boxes(env.single_observation_space, name)
+        # float64 observations are stored as float32: half the size, and what the network computes with.
+        dtypes = {key: np.dtype(np.float32 if x.dtype == np.float64 else x.dtype) for key, x in boxes.items()}
+        observation = {key: spec(x.shape, dtypes[key]) for key, x in boxes.items()}
+        self.spec = EnvSpec(name, observation, _action(env.single_action_space, name), env.single_action_space)
         self.bad = 0  # rows that were dropped
         self._began = False
         self._bad_in_a_row = np.zeros(self.n, np.int64)
-        self._bounds = {key: _bounds(space) for key, space in _columns(env.single_observation_space, name).items()}
-        self._flat = {key: flat for key, x in self._bounds.items() if (flat := _flat(x, self.spec.observation[key]))}
+        self._bounds = {key: _bounds(x, dtypes[key]) for key, x in boxes.items()}
         self._last = np.zeros(self.n, np.bool_)
         space = env.single_action_space
         starts = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
@@ -107,14 +110,14 @@ class Envs:
 
     def _outside(self, name: str, x: Array) -> Array | None:
         """Which environments' observations are not finite or out of bounds; None: none are."""
-        if name in self._flat and _inside(x.reshape(self.n, -1), *self._flat[name]):
+        bounds = self._bounds[name]
+        if bounds is None:
             return None
-        finite, low, high = self._bounds[name]
-        good = np.isfinite(x) if finite else None
-        if low is not None:
-            inside = (x >= low) & (x <= high)
-            good = inside if good is None else good & inside
-        if good is None or good.all():
+        (low, high), flat = bounds, x.reshape(self.n, -1)
+        if x.dtype == np.float32 and _inside(flat, low, high):
+            return None
+        good = ((flat >= low) & (flat <= high) & np.isfinite(flat)).reshape(x.shape)
+        if good.all():
             return None
         where = np.argwhere(~good)[0]
         kind = "left its space" if np.isfinite(x[tuple(where)]) else "is not finite"
@@ -137,26 +140,8 @@ class Envs:
         step["valid"][bad] = False
 
 
-def _env_spec(env: VectorEnv[Any, Any, Any], name: str) -> EnvSpec:
-    columns = _columns(env.single_observation_space, name)
-    observation: Spec = {}
-    for key, box in columns.items():
-        # float64 observations are stored as float32: half the size, and what the network computes with.
-        dtype = np.dtype(np.float32) if box.dtype == np.float64 else np.dtype(box.dtype)
-        observation[key] = spec(box.shape, dtype)
-    space = env.single_action_space
-    if isinstance(space, spaces.Discrete):
-        action = spec((), np.int64)
-    elif isinstance(space, spaces.MultiDiscrete):
-        action = spec(space.shape, np.int64)
-    elif isinstance(space, spaces.Box):
-        action = spec(space.shape, np.float32)
-    else:
-        raise UserError(f"{name} has the action space {space}; Veldt supports Discrete, MultiDiscrete and Box.")
-    return EnvSpec(name, observation, action, space)
-
-
-def _columns(space: spaces.Space[Any], name: str) -> dict[str, spaces.Box]:
+def _boxes(space: spaces.Space[Any], name: str) -> dict[str, spaces.Box]:
+    """The observation space by column."""
     boxes = {f"obs/{key}": x for key, x in space.spaces.items()} if isinstance(space, spaces.Dict) else {"obs": space}
     for key, box in boxes.items():
         if not isinstance(box, spaces.Box):
@@ -164,17 +149,17 @@ def _columns(space: spaces.Space[Any], name: str) -> dict[str, spaces.Box]:
                 f"{name} has the observation space {box} ({key}); Veldt supports Box and Dict of Box: wrap it, "
                 "for example with gymnasium.wrappers.FlattenObservation."
             )
-    return {key: box for key, box in boxes.items() if isinstance(box, spaces.Box)}
+    return cast(dict[str, spaces.Box], boxes)
 
 
-def _flat(bounds: tuple[bool, Array | None, Array | None], column: ArraySpec) -> tuple[Array, Array] | None:
-    """Lowest and highest value of each number of a float observation; None for other dtypes."""
-    finite, low, high = bounds
-    if not finite or column.dtype.itemsize < 4:
-        return None
-    ends = ((-np.inf if x is None else x) * sign for x, sign in ((low, 1), (None if high is None else -high, -1)))
-    flat_low, flat_high = (np.broadcast_to(x, column.shape).astype(column.dtype).ravel() for x in ends)
-    return flat_low, flat_high
+def _action(space: spaces.Space[Any], name: str) -> ArraySpec:
+    if isinstance(space, spaces.Discrete):
+        return spec((), np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spec(space.shape, np.int64)
+    if isinstance(space, spaces.Box):
+        return spec(space.shape, np.float32)
+    raise UserError(f"{name} has the action space {space}; Veldt supports Discrete, MultiDiscrete and Box.")
 
 
 @njit("b1(f4[:], b1[:], b1[:], b1[:], f4[::1], b1[:,::1])")
@@ -193,17 +178,14 @@ def _inside(x: Array, low: Array, high: Array) -> bool:
     return bool(((x >= low) & (x <= high) & np.isfinite(x)).all())
 
 
-def _bounds(box: spaces.Box) -> tuple[bool, Array | None, Array | None]:
-    """(may be non-finite, low, high), with slack for rounding; None where every value of the dtype is inside."""
-    floating = np.issubdtype(box.dtype, np.floating)
-    if floating:
-        if not (np.isfinite(box.low).any() or np.isfinite(box.high).any()):
-            return True, None, None
+def _bounds(box: spaces.Box, dtype: np.dtype[Any]) -> tuple[Array, Array] | None:
+    """Lowest and highest values [size], with slack for rounding; None if every value of the dtype is inside."""
+    low, high = box.low.ravel(), box.high.ravel()
+    if dtype.kind == "f":
         with np.errstate(over="ignore"):  # a bound that overflows becomes infinite
-            return True, box.low - 1e-4 * np.maximum(1, abs(box.low)), box.high + 1e-4 * np.maximum(1, abs(box.high))
-    if box.dtype == np.bool_:
-        return False, None, None
-    limits = np.iinfo(str(box.dtype))
-    if (box.low == limits.min).all() and (box.high == limits.max).all():
-        return False, None, None
-    return False, box.low, box.high
+            low, high = low - 1e-4 * np.maximum(1, abs(low)), high + 1e-4 * np.maximum(1, abs(high))
+            return low.astype(dtype), high.astype(dtype)
+    limits = None if dtype == np.bool_ else np.iinfo(dtype)
+    if limits is None or ((low == limits.min).all() and (high == limits.max).all()):
+        return None
+    return low, high

@@ -11,8 +11,7 @@ from veldt.experiment.ram import RamPlan
 from veldt.machine import core_count, process_age, used_memory
 from veldt.metrics import Declarations
 from veldt.runtime import Nodes
-from veldt.watching.bottleneck import bottleneck
-from veldt.watching.rates import Rates
+from veldt.watching.bottleneck import Rates, bottleneck
 from veldt.watching.sinks import Metrics
 
 EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted

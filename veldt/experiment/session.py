@@ -27,8 +27,8 @@ from veldt.records.step import EnvSpec
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
 from veldt.topologies import make_program
-from veldt.watching.screen import Screen
 from veldt.watching.sinks import JsonLines, Metrics, Sink, TensorBoard, Wandb, log_to
+from veldt.watching.view import Screen
 
 log = logging.getLogger("veldt")
 

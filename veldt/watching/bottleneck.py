@@ -1,4 +1,4 @@
-"""One sentence that names what limits a run, and what to change, from a line of its metrics (see docs/view.md).
+"""Rates: how fast the counts of a run grow. bottleneck: one sentence that names what limits it (see docs/view.md).
 
 Which link waits, and which is busy, follows from the declared metrics: a node of any name counts as the link that its
 metrics are declared for.
@@ -6,150 +6,180 @@ metrics are declared for.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+from collections.abc import Iterable
 from typing import Any
 
-from veldt.metrics import BUSY, CHAIN, PACKAGE, WAITS, Declarations, Metric
-from veldt.watching.links import fractions
-from veldt.watching.text import percent
+import psutil
+
+from veldt.metrics import BUSY, CHAIN, PACKAGE, WAITS, Declarations
+from veldt.watching.links import Line, fractions, percent
+
+SHORTEST_S = 0.2  # the kernel counts CPU time in ticks of 10 ms: over a shorter time it is too coarse
 
 MUCH = 0.15  # fraction of its time that a link must wait to be worth a sentence
 REFUSES = 0.3  # fraction of refused blocks from which the store's limiter holds up the actors
 HIGH = 0.9  # fraction of the time, or of the cores, that counts as all of it
 
 
-def bottleneck(line: dict[str, Any], one_thread: bool = False, declarations: Declarations = PACKAGE) -> str:
+class Rates:
+    """The rates of all declared counts, each over `seconds` or a little more.
+
+    A line may lack a count. A count that has become smaller belongs to a restarted process, and its rate starts again.
+    """
+
+    def __init__(self, seconds: float, declarations: Declarations = PACKAGE) -> None:
+        self.seconds = seconds
+        self._rates = {metric.name: metric.rate for metric in declarations.values() if metric.rate}
+        self._counts: dict[str, tuple[float, float]] = {}  # name -> (time, count) at the start of the rate
+        self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # time, and CPU seconds by process
+
+    def begin(self, line: dict[str, Any], pids: Iterable[int]) -> None:
+        now = time.monotonic()
+        self._counts = {name: (now, line[name]) for name in self._rates if name in line}
+        self._cpu = now, cpu_seconds(pids)
+
+    def of(self, line: dict[str, Any], pids: Iterable[int]) -> dict[str, float]:
+        now, out = time.monotonic(), {}
+        for name, rate in self._rates.items():
+            if name not in line:
+                continue
+            since, before = self._counts.get(name, (now, line[name]))
+            if now > since and line[name] >= before:
+                out[rate] = (line[name] - before) / (now - since)
+            if name not in self._counts or line[name] < before or now - since >= self.seconds:
+                self._counts[name] = now, line[name]
+        since, earlier = self._cpu
+        cpu = cpu_seconds(pids)
+        if now - since >= SHORTEST_S:
+            out["cpu/all"] = sum(x - earlier[pid] for pid, x in cpu.items() if pid in earlier) / (now - since)
+        if now - since >= max(self.seconds, SHORTEST_S):
+            self._cpu = now, cpu
+        return out
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """CPU time of this process and of those of the others that still exist."""
+    out = {}
+    for pid in (os.getpid(), *pids):
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            out[pid] = times.user + times.system
+    return out
+
+
+def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations = PACKAGE) -> str:
     """Empty if the line does not say: one that follows shortly after another lacks the reports of some processes."""
     items, least = line.get("store_items"), line.get("store_min_size", 0)
     if items is not None and items < least and not line.get("learner_steps_per_s"):
         return f"The store is filling: {items:,.0f} of the {least:,} items that learning starts with."
-    found = Diagnosis(line, declarations)
+    busy, waits = (fractions(line, column, declarations) for column in (BUSY, WAITS))
     if one_thread:
-        return found.one_thread()
-    return found.sentence() if found.complete else ""
-
-
-class Diagnosis:
-    """The waits of the links in a line, and what they mean."""
-
-    def __init__(self, line: dict[str, Any], declarations: Declarations) -> None:
-        self.line, self.declarations = line, declarations
-        self.busy, self.waits = (fractions(line, column, declarations) for column in (BUSY, WAITS))
-        self.complete = "recorder" in self.waits and "learner" in self.waits
-        self.actor, self.learner = self.waits.get("recorder", 0.0), self.waits.get("learner", 0.0)
-        self.refusing = line.get("refusing", 0.0) >= REFUSES
-        self.cores_busy = bool(line.get("cpu/all", 0.0) >= HIGH * line.get("cores", 1 << 30))
-        self.for_data = f"The learner waits {percent(self.learner)} of its time for data"
-
-    def sentence(self) -> str:
-        actor, learner = self.actor, self.learner
-        if "policy" in self.waits and not self.refusing and learner >= MUCH:
-            return self._central()
-        if max(actor, learner) < MUCH:
-            return self._no_waiting()
-        if min(actor, learner) >= max(MUCH, 0.5 * max(actor, learner)):
-            return self._by_turns()
-        if learner >= actor:
-            return self._too_little_data()
-        return self._slow_learner() if self.refusing else self._short_queue()
-
-    def _too_little_data(self) -> str:
-        """The learner waits for the actors."""
-        line, env, policy = self.line, self.busy.get("environments", 0.0), self.busy.get("policy", 0.0)
-        others = {name: x for name, x in self.busy.items() if name not in CHAIN and x >= HIGH}
-        if others:
-            name = max(others, key=lambda other: others[other])
-            return f"{self.for_data}; the {name} is the bottleneck, busy {percent(others[name])} of its time."
-        ratio = line.get("samples_per_insert", 0)
-        more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step"
-        if not ratio or line.get("store_once"):
-            more = ""
-        if env >= policy:
-            cause, faster = f"the actors spend {percent(env)} of theirs in environments", "faster environments"
-        else:
-            cause = f"the actors spend {percent(policy)} of theirs in their network"
-            faster = "more --envs-per-actor, a smaller network"
-        if self.cores_busy:
-            return f"{self.for_data}; {cause}, and all {line['cores']} cores are busy: {faster} or more cores{more}."
-        return f"{self.for_data}; {cause}: add --actors (now {line.get('actors', 1)}){more}."
-
-    def _central(self) -> str:
-        """The learner waits, and one process computes the actions of all actors."""
-        line, actor, inference = self.line, self.actor, self.waits["policy"]
-        batch = f"{line.get('inference_batch', 0):.0f} of {line.get('envs', 0):.0f} environments at once"
-        if self.cores_busy and inference >= MUCH:
-            return f"{self.for_data}; all {line['cores']} cores are busy: faster environments or more cores."
-        if inference < max(MUCH, 0.5 * actor):
-            smaller = "or a smaller network"
-            if line.get("inference_device", "cpu") == "cpu":
-                smaller = "a smaller network, or a GPU with --central.device cuda"
-            return (
-                f"{self.for_data}; inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}): more "
-                f"--envs-per-actor for larger batches, {smaller}."
-            )
-        if actor < max(MUCH, 0.5 * inference):
-            env, actors = percent(self.busy.get("environments", 0.0)), line.get("actors", 1)
-            return f"{self.for_data}; the actors spend {env} of theirs in environments: add --actors (now {actors})."
+        return _one_thread(line, busy)
+    if "recorder" not in waits or "learner" not in waits:
+        return ""
+    actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
+    for_data = f"The learner waits {percent(learner)} of its time for data"
+    if "policy" in waits and not refusing and learner >= MUCH:
+        return f"{for_data}; {_central(line, busy, actor, waits['policy'])}."
+    if max(actor, learner) < MUCH:
+        return _no_waiting(line, busy, declarations)
+    if min(actor, learner) >= max(MUCH, 0.5 * max(actor, learner)):
         return (
-            f"{self.for_data}; actors and inference wait for each other ({percent(actor)} and {percent(inference)} of "
-            f"their time, {batch}): more --central.groups or --envs-per-actor, or a shorter --central.wait-ms."
+            f"The actors and the learner wait for each other by turns ({percent(actor)} and {percent(learner)} of their "
+            "time): data moves in batches that are too large; make actor.block or learner.prefetch smaller."
         )
-
-    def _slow_learner(self) -> str:
-        busy, ratio = percent(self.busy.get("learner", 1.0)), self.line.get("samples_per_insert", 0)
-        change = f"lower store.samples_per_insert (now {ratio:g}), use fewer actors"
-        if self.line.get("store_once"):  # every step is learned from once
+    if learner >= actor:
+        return f"{for_data}; {_too_little_data(line, busy)}."
+    if refusing:
+        change = f"lower store.samples_per_insert (now {line.get('samples_per_insert', 0):g}), use fewer actors"
+        if line.get("store_once"):  # every step is learned from once
             change = "use a larger learner.batch, fewer actors"
         return (
-            f"The learner is the bottleneck: it is busy {busy} of its time, and the actors wait {percent(self.actor)} of "
-            f"theirs for it: {change}, a smaller network, more --threads, or a GPU."
+            f"{_slow_learner(busy)} the actors wait {percent(actor)} of theirs for it: {change}, a smaller network, more "
+            "--threads, or a GPU."
         )
+    return (
+        f"The queue to the store is the bottleneck: the actors wait {percent(actor)} of their time for room in it "
+        f"({percent(line.get('queue_fill', 1.0))} full when it is emptied, between two updates): raise --queue (now "
+        f"{line.get('queue', 0)}), or make updates shorter with a smaller learner.batch."
+    )
 
-    def _short_queue(self) -> str:
-        fill, queue = percent(self.line.get("queue_fill", 1.0)), self.line.get("queue", 0)
+
+def _one_thread(line: Line, busy: dict[str, float]) -> str:
+    names = {"learner": "the learner", "policy": "the actors' network"}
+    shares = {names.get(link, link if link in CHAIN else f"the {link}"): x for link, x in busy.items()}
+    shares["evaluations"] = line.get("busy/evaluator", 0.0)
+    most = max(shares, key=lambda name: shares[name])
+    if not shares[most]:
+        return ""
+    verb = "take" if most in ("environments", "evaluations") else "takes"
+    return f"One thread does all the work, and {most} {verb} {percent(shares[most])} of its time."
+
+
+def _central(line: Line, busy: dict[str, float], actor: float, inference: float) -> str:
+    """Why the learner waits, if one process computes the actions of all actors. The numbers are what these two wait."""
+    batch = f"{line.get('inference_batch', 0):.0f} of {line.get('envs', 0):.0f} environments at once"
+    if _all_cores(line) and inference >= MUCH:
+        return f"all {line['cores']} cores are busy: faster environments or more cores"
+    if inference < max(MUCH, 0.5 * actor):
+        smaller = "or a smaller network"
+        if line.get("inference_device", "cpu") == "cpu":
+            smaller = "a smaller network, or a GPU with --central.device cuda"
         return (
-            f"The queue to the store is the bottleneck: the actors wait {percent(self.actor)} of their time for room in it "
-            f"({fill} full when it is emptied, between two updates): raise --queue (now {queue}), or make updates shorter "
-            "with a smaller learner.batch."
+            f"inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}): more --envs-per-actor for "
+            f"larger batches, {smaller}"
         )
+    if actor < max(MUCH, 0.5 * inference):
+        env, actors = percent(busy.get("environments", 0.0)), line.get("actors", 1)
+        return f"the actors spend {env} of theirs in environments: add --actors (now {actors})"
+    return (
+        f"actors and inference wait for each other ({percent(actor)} and {percent(inference)} of their time, {batch}): "
+        "more --central.groups or --envs-per-actor, or a shorter --central.wait-ms"
+    )
 
-    def _by_turns(self) -> str:
+
+def _too_little_data(line: Line, busy: dict[str, float]) -> str:
+    """Why the learner waits for the actors."""
+    outside = [(x, link) for link, x in busy.items() if link not in CHAIN and x >= HIGH]
+    if outside:
+        most, link = max(outside, key=lambda x: x[0])
+        return f"the {link} is the bottleneck, busy {percent(most)} of its time"
+    env, policy, ratio = busy.get("environments", 0.0), busy.get("policy", 0.0), line.get("samples_per_insert", 0)
+    more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step"
+    if not ratio or line.get("store_once"):
+        more = ""
+    cause, faster = f"the actors spend {percent(env)} of theirs in environments", "faster environments"
+    if policy > env:
+        cause = f"the actors spend {percent(policy)} of theirs in their network"
+        faster = "more --envs-per-actor, a smaller network"
+    if _all_cores(line):
+        return f"{cause}, and all {line['cores']} cores are busy: {faster} or more cores{more}"
+    return f"{cause}: add --actors (now {line.get('actors', 1)}){more}"
+
+
+def _no_waiting(line: Line, busy: dict[str, float], declarations: Declarations) -> str:
+    wanted, inserted, sampled = (line.get(name, 0.0) for name in ("samples_per_insert", "inserted_per_s", "sampled_per_s"))
+    if wanted and sampled < 0.8 * wanted * inserted:  # of this line: the ratio of the whole run lags behind
         return (
-            f"The actors and the learner wait for each other by turns ({percent(self.actor)} and {percent(self.learner)} "
-            "of their time): data moves in batches that are too large; make actor.block or learner.prefetch smaller."
+            f"{_slow_learner(busy)} draws an item {sampled / inserted:.1f} times where {wanted:g} are asked for: fewer "
+            "actors, a smaller network, more --threads, or a GPU."
         )
+    if _all_cores(line):
+        return f"Nobody waits, and all {line['cores']} cores are busy: more cores would make it faster."
+    outside = (m for m in declarations.values() if m.column == WAITS and m.link not in CHAIN)
+    most, metric = max(((line.get(m.name, 0.0), m) for m in outside), key=lambda x: x[0], default=(0.0, None))
+    if metric is not None and most >= MUCH:
+        reason = f" for {metric.waits_for}" if metric.waits_for else ""
+        return f"The {metric.link} waits {percent(most)} of its time{reason}; actors and learner are in balance."
+    return "Nobody waits for long: actors and learner are in balance."
 
-    def _no_waiting(self) -> str:
-        line = self.line
-        wanted, inserted, sampled = (
-            line.get(name, 0.0) for name in ("samples_per_insert", "inserted_per_s", "sampled_per_s")
-        )
-        if wanted and sampled < 0.8 * wanted * inserted:  # of this line: the ratio of the whole run lags behind
-            return (
-                f"The learner is the bottleneck: it is busy {percent(self.busy.get('learner', 1.0))} of its time, and "
-                f"draws an item {sampled / inserted:.1f} times where {wanted:g} are asked for: fewer actors, a smaller "
-                "network, more --threads, or a GPU."
-            )
-        if self.cores_busy:
-            return f"Nobody waits, and all {line['cores']} cores are busy: more cores would make it faster."
-        others = {metric: line.get(metric.name, 0.0) for metric in self._other_waits()}
-        if others and max(others.values()) >= MUCH:
-            metric = max(others, key=lambda other: others[other])
-            reason = f" for {metric.waits_for}" if metric.waits_for else ""
-            return (
-                f"The {metric.link} waits {percent(others[metric])} of its time{reason}; actors and learner are in balance."
-            )
-        return "Nobody waits for long: actors and learner are in balance."
 
-    def _other_waits(self) -> list[Metric]:
-        """The waits of links outside the chain."""
-        return [m for m in self.declarations.values() if m.column == WAITS and m.link not in CHAIN]
+def _slow_learner(busy: dict[str, float]) -> str:
+    return f"The learner is the bottleneck: it is busy {percent(busy.get('learner', 1.0))} of its time, and"
 
-    def one_thread(self) -> str:
-        names = {"learner": "the learner", "policy": "the actors' network"}
-        shares = {names.get(link, link if link in CHAIN else f"the {link}"): x for link, x in self.busy.items()}
-        shares["evaluations"] = self.line.get("busy/evaluator", 0.0)
-        most = max(shares, key=lambda name: shares[name])
-        if not shares[most]:
-            return ""
-        verb = "take" if most in ("environments", "evaluations") else "takes"
-        return f"One thread does all the work, and {most} {verb} {percent(shares[most])} of its time."
+
+def _all_cores(line: Line) -> bool:
+    return bool(line.get("cpu/all", 0.0) >= HIGH * line.get("cores", 1 << 30))

@@ -1,4 +1,4 @@
-"""The links of the chain at one moment, from a line of metrics and the declarations of its metrics.
+"""Numbers of metrics as text, and the links of the chain at one moment, from a line and the declarations of its metrics.
 
     environments -> policy -> recorder -> store -> learner -> weights -> (back to policy)
 
@@ -8,15 +8,59 @@ older version wrote it.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from veldt.machine import format_bytes
 from veldt.metrics import BUSY, CHAIN, MORE, PACKAGE, RATE, WAITS, Declarations, Metric
-from veldt.watching.text import Line, amount, number, plain
 
+Line = Mapping[str, Any]  # of metrics.jsonl
 FIELD = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # {name} or {name:format}
 OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
-ACTIONS = "env_steps_per_s"  # a policy computes one action for each env step
+
+
+def number(line: Line, key: str) -> float | None:
+    """None: it is missing, or not a finite number."""
+    x = line.get(key)
+    return float(x) if isinstance(x, int | float) and math.isfinite(x) else None
+
+
+def amount(x: float, unit: str = "") -> str:
+    """A number with its unit (see `metrics.Metric`)."""
+    if unit == "fraction":
+        return percent(x)
+    if unit.startswith("bytes"):
+        return format_bytes(x) + unit.removeprefix("bytes")
+    if unit == "s" or unit.endswith("/s"):
+        return f"{short(x)} {unit}"
+    return f"{plain(x)} {unit[:-1] if x == 1 and unit.endswith('s') else unit}".rstrip()
+
+
+def plain(x: float) -> str:
+    """A count in full, any other number short."""
+    return f"{x:,.0f}" if x == int(x) else short(x)
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:,.0f} %"
+
+
+def short(x: float) -> str:
+    """A number of which two or three digits matter."""
+    if x == 0 or abs(x) >= 10:
+        return f"{x:,.0f}"
+    return f"{x:.1f}" if abs(x) >= 1 else f"{x:.2g}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 @dataclass(frozen=True)
@@ -29,10 +73,6 @@ class Link:
     waits: float | None = None
     more: tuple[str, ...] = ()
 
-    @property
-    def known(self) -> bool:
-        return bool(self.rate or self.more) or self.busy is not None or self.waits is not None
-
 
 def links(line: Line, declarations: Declarations = PACKAGE) -> list[Link]:
     """The links that the line has any number of."""
@@ -41,11 +81,10 @@ def links(line: Line, declarations: Declarations = PACKAGE) -> list[Link]:
     found = []
     for name in names:
         rates, more = (texts(line, name, column, declarations) for column in (RATE, MORE))
-        link = Link(name, rates[0] if rates else "", busy.get(name), waits.get(name), (*rates[1:], *more))
-        if name == "policy" and link.known and (actions := number(line, ACTIONS)) is not None:
-            link = Link(name, amount(actions, "actions/s"), link.busy, link.waits, link.more)
-        if link.known:
-            found.append(link)
+        link = Link(name, "".join(rates[:1]), busy.get(name), waits.get(name), (*rates[1:], *more))
+        if link != Link(name):
+            actions = number(line, "env_steps_per_s") if name == "policy" else None  # one action for each env step
+            found.append(link if actions is None else replace(link, rate=amount(actions, "actions/s")))
     return found
 
 
@@ -61,9 +100,11 @@ def fractions(line: Line, column: str, declarations: Declarations = PACKAGE) -> 
 def texts(line: Line, link: str, column: str, declarations: Declarations = PACKAGE) -> list[str]:
     """What a link shows in a column."""
     shown = [metric for metric in declarations.values() if metric.link == link and metric.column == column]
-    found = [(metric, value_of(metric, line, declarations)) for metric in shown]
-    named = [value if metric.text or metric.rate else f"{metric.name.replace('_', ' ')} {value}" for metric, value in found]
-    return [text for text, (_, value) in zip(named, found, strict=True) if value]
+    return [
+        value if metric.text or metric.rate else f"{metric.name.replace('_', ' ')} {value}"
+        for metric in shown
+        if (value := value_of(metric, line, declarations))
+    ]
 
 
 def value_of(metric: Metric, line: Line, declarations: Declarations = PACKAGE) -> str:

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from veldt.errors import UserError
+from veldt.machine import format_bytes
 from veldt.records.tree import Array
+from veldt.watching.links import number
 from veldt.watching.sinks import read_metrics
-from veldt.watching.text import format_bytes, number
+
+
+def read_lines(run: Path) -> list[dict[str, Any]]:
+    if not (run / "metrics.jsonl").exists():
+        raise UserError(f"{run} is not a run directory: it has no metrics.jsonl.")
+    return read_metrics(run / "metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -28,12 +35,9 @@ class Curve:
     @classmethod
     def read(cls, path: Path) -> Curve:
         """Without its settings."""
-        if not (path / "metrics.jsonl").exists():
-            raise UserError(f"{path} is not a run directory: it has no metrics.jsonl.")
-        lines = read_metrics(path / "metrics.jsonl")
+        lines = read_lines(path)
         for key in ("eval_return", "train_return"):  # greedy evaluations, or exploring episodes if there are none
-            points: list[dict[str, Any]] = [line for line in lines if line.get(key) is not None]
-            if points:
+            if points := [line for line in lines if line.get(key) is not None]:
                 steps, seconds, returns = (np.array([p[c] for p in points], float) for c in ("env_steps", "time_s", key))
                 return cls({}, steps, seconds, returns, key == "eval_return")
         raise UserError(f"{path} has no returns yet; train it for longer.")
@@ -53,13 +57,11 @@ MANY = 5  # curves in one image from which their ranges would hide them
 
 
 def draw(groups: dict[str, list[Curve]], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # without pyplot: it needs no display, and keeps no figure
 
     many = len(groups) > MANY
-    figure, axes = plt.subplots(1, 2, figsize=(11, 5.0 if many else 4.2), sharey=True, constrained_layout=True)
+    figure = Figure((11, 5.0 if many else 4.2), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     for name, curves in groups.items():
         for axis, x in ((axes[0], "env_steps"), (axes[1], "time_s")):
             grid, low, mean, high = band([getattr(c, x) for c in curves], [c.returns for c in curves])
@@ -84,14 +86,10 @@ def _plain(axis: Any) -> None:
 
 
 def _save(figure: Any, out: Path) -> None:
-    from matplotlib import pyplot as plt
-
     try:
         figure.savefig(out, dpi=130)
     except (OSError, ValueError) as error:
         raise UserError(f"{out} cannot be written ({error}).") from None
-    finally:
-        plt.close(figure)
 
 
 def band(xs: list[Array], ys: list[Array], points: int = 200) -> tuple[Array, Array, Array, Array]:
@@ -140,9 +138,7 @@ class Rates:
 
     @classmethod
     def read(cls, path: Path) -> Rates:
-        if not (path / "metrics.jsonl").exists():
-            raise UserError(f"{path} is not a run directory: it has no metrics.jsonl.")
-        lines = [line for line in read_metrics(path / "metrics.jsonl") if number(line, "time_s") is not None]
+        lines = [line for line in read_lines(path) if number(line, "time_s") is not None]
         keys = [key for panel in PANELS for key in (*panel.series, *(panel.limit or ())[:1])]
         values = {key: _column(lines, key) for key in keys}
         known = {key: x for key, x in values.items() if np.isfinite(x).any()}
@@ -159,26 +155,21 @@ def _column(lines: list[dict[str, Any]], key: str) -> Array:
 
 def draw_rates(runs: list[Rates], out: Path) -> None:
     """Small plots against time, a colour for each run; without metrics that no run has."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     panels = [panel for panel in PANELS if any(key in run.values for run in runs for key in panel.series)]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.7 * columns, 2.3 * rows + 0.5), squeeze=False, layout="constrained"
-    )
+    figure = Figure((3.7 * columns, 2.3 * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     seconds, unit = _clock(max(float(np.nanmax(run.time_s)) for run in runs))
-    for index, axis in enumerate(axes.flat):
-        if index >= len(panels):
-            axis.set_visible(False)
-            continue
-        _draw_panel(axis, panels[index], runs, seconds)
-        if index + columns >= len(panels):  # the lowest of its column
-            axis.set_xlabel(f"time ({unit})")
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _draw_panel(axis, panel, runs, seconds)
+    for axis in axes.flat[max(0, len(panels) - columns) : len(panels)]:  # the lowest of each column
+        axis.set_xlabel(f"time ({unit})")
     lines = [Line2D([], [], color=f"C{i}", linewidth=1.8) for i in range(len(runs))]
     figure.legend(lines, _names(runs), loc="outside upper left", ncols=min(4, len(runs)), frameon=False)
     _save(figure, out)
@@ -229,9 +220,7 @@ def _names(runs: list[Rates]) -> list[str]:
     """The names of the runs' directories, with the parent directory where two are the same."""
     paths = [run.path.resolve() for run in runs]
     names = [path.name for path in paths]
-    return [
-        name if names.count(name) == 1 else f"{path.parent.name}/{name}" for path, name in zip(paths, names, strict=True)
-    ]
+    return [path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}" for path in paths]
 
 
 def _clock(longest: float) -> tuple[float, str]:

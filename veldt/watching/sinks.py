@@ -51,16 +51,19 @@ class JsonLines:
         os.close(self._handle)
 
 
+def parse(data: bytes) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file that are whole."""
+    for text in data.splitlines():
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict):
+                yield line
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file, without those after a checkpoint that the run was resumed from."""
     lines: list[dict[str, Any]] = []
-    for text in path.read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if not isinstance(line, dict):
-            continue
+    for line in parse(path.read_bytes()):
         if "resumed_from" in line:
             lines = [old for old in lines if old.get("env_steps", 0) <= line.get("env_steps", 0)]
         lines.append(line)
@@ -110,19 +113,17 @@ def _field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(data)) + data
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
+def _crc_of_byte(crc: int) -> int:
+    for _ in range(8):
+        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc
 
 
-_CRC = _crc_table()
+_CRC = [_crc_of_byte(byte) for byte in range(256)]
 
 
 def _masked_crc(data: bytes) -> bytes:
+    """CRC-32C, masked as TensorBoard does."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -184,12 +185,10 @@ def log_to(path: Path, quiet: bool = False) -> Iterator[None]:
     """Writes the package's log to this file, and warnings to stderr too."""
     file = SafeFileHandler(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handlers: list[logging.Handler] = [file]
-    if not quiet:
-        screen = logging.StreamHandler(sys.stderr)
-        screen.setLevel(logging.WARNING)
-        screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        handlers.append(screen)
+    screen = logging.StreamHandler(sys.stderr)
+    screen.setLevel(logging.WARNING)
+    screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handlers: list[logging.Handler] = [file] if quiet else [file, screen]
     level = log.level
     log.setLevel(logging.INFO)
     for handler in handlers:

@@ -6,11 +6,10 @@ about its processes. It holds no lock and writes nothing, so the run is not dist
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,10 @@ from rich.text import Text
 
 from veldt import metrics
 from veldt.errors import UserError
-from veldt.watching.text import format_bytes, number, percent, short
-from veldt.watching.view import View
+from veldt.machine import format_bytes
+from veldt.watching.links import number, percent, short
+from veldt.watching.sinks import parse
+from veldt.watching.view import View, make_table
 
 END = 1 << 19  # bytes that are read at the end of a long metrics file
 FIRST_S = 0.25  # between the first two looks: CPU usage is measured from one look to the next
@@ -113,19 +114,11 @@ class Tail:
         stop = data.rfind(b"\n") + 1  # the first and the last line may be incomplete
         if stop:
             self._at = start + stop
-        for text in data[:stop].splitlines():
-            self._take(text)
-        return max(0.0, time.time() - status.st_mtime)
-
-    def _take(self, text: bytes) -> None:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            return
-        if isinstance(line, dict):
+        for line in parse(data[:stop]):
             if "resumed_from" in line:  # the lines before may be of steps that were repeated
                 self.latest = {}
             self.latest |= {key: x for key, x in line.items() if x is not None}
+        return max(0.0, time.time() - status.st_mtime)
 
 
 @dataclass(frozen=True)
@@ -138,7 +131,7 @@ class Process:
     cpu: float | None = None  # cores
     memory: int | None = None  # bytes, including shared memory
     threads: int | None = None
-    restarts: int | None = None
+    restarts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -200,69 +193,54 @@ class Watched:
             raise UserError(f"{path} is not a run directory: it has no config.yaml.")
         self.path = path
         self._tail = Tail(path / "metrics.jsonl")
-        self._config: dict[str, Any] = {}
-        self._config_at = 0  # when the file was written
         self._known: dict[int, psutil.Process] = {}
 
     def look(self) -> Look:
         pid = holder(self.path)  # first: a run that has ended has written its last line before
-        age = self._tail.read()
-        table = self._table()
+        age, line = self._tail.read(), dict(self._tail.latest)
+        config = read_mapping(self.path / "config.yaml", yaml.safe_load)
+        table = read_mapping(self.path / "processes.json", json.loads)  # is there while a run in processes is running
         processes = list(self._processes(table, pid)) if pid else []
-        config, line, killed = self._read_config(), dict(self._tail.latest), bool(table) and not pid
-        return Look(self.path, config, line, pid, processes, age, killed, metrics.load(self.path))
+        return Look(self.path, config, line, pid, processes, age, bool(table) and not pid, metrics.load(self.path))
 
-    def _read_config(self) -> dict[str, Any]:
-        file = self.path / "config.yaml"
-        with contextlib.suppress(OSError, UnicodeDecodeError, yaml.YAMLError):
-            written = file.stat().st_mtime_ns
-            if written != self._config_at:
-                values = yaml.safe_load(file.read_text())
-                self._config, self._config_at = values if isinstance(values, dict) else {}, written
-        return self._config
-
-    def _table(self) -> dict[str, Any]:
-        """processes.json, which exists while a run in several processes is running."""
-        try:
-            table = json.loads((self.path / "processes.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return table if isinstance(table, dict) else {}
-
-    def _processes(self, table: dict[str, Any], pid: int) -> Iterator[Process]:
+    def _processes(self, table: dict[str, Any], supervisor: int) -> Iterator[Process]:
         entries = {name: entry for name, entry in table.items() if isinstance(entry, dict)}
-        if number(entries.get("supervisor", {}), "pid") != pid:  # one process, or the file of an earlier run
-            entries = {"train": {"pid": pid}}
-        pids = {int(number(entry, "pid") or 0) for entry in entries.values()}
-        self._known = {pid: process for pid, process in self._known.items() if pid in pids}
+        if number(entries.get("supervisor", {}), "pid") != supervisor:  # one process, or the file of an earlier run
+            entries = {"train": {"pid": supervisor}}
+        known, self._known = self._known, {}
         for name, entry in entries.items():
-            restarts = number(entry, "restarts")
-            yield self._process(name, int(number(entry, "pid") or 0), None if restarts is None else int(restarts), pid)
+            pid, restarts = int(number(entry, "pid") or 0), number(entry, "restarts")
+            if not pid:
+                yield Process(name, pid, "starting", restarts=restarts)
+                continue
+            try:
+                process = known.get(pid)
+                if process is None or not process.is_running():  # is_running: the pid was not reused
+                    process = psutil.Process(pid)
+                    process.cpu_percent()
+                with process.oneshot():
+                    if pid != supervisor and not process.name().startswith("veldt"):
+                        raise psutil.NoSuchProcess(pid)
+                    cpu, memory, threads = process.cpu_percent() / 100, process.memory_info().rss, process.num_threads()
+                    yield Process(name, pid, str(process.status()), cpu, memory, threads, restarts)
+                self._known[pid] = process
+            except psutil.Error:
+                yield Process(name, pid, "gone", restarts=restarts)
 
-    def _process(self, name: str, pid: int, restarts: int | None, supervisor: int) -> Process:
-        if not pid:
-            return Process(name, pid, "starting", restarts=restarts)
-        try:
-            process = self._known.get(pid)
-            if process is None or not process.is_running():  # is_running: the pid was not reused
-                process = self._known[pid] = psutil.Process(pid)
-                process.cpu_percent()
-            with process.oneshot():
-                if pid != supervisor and not process.name().startswith("veldt"):
-                    raise psutil.NoSuchProcess(pid)
-                cpu, memory, threads = process.cpu_percent() / 100, process.memory_info().rss, process.num_threads()
-                return Process(name, pid, str(process.status()), cpu, memory, threads, restarts)
-        except psutil.Error:
-            self._known.pop(pid, None)
-            return Process(name, pid, "gone", restarts=restarts)
+
+def read_mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
+    """Empty if it cannot be read."""
+    try:
+        values = load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def process_table(processes: list[Process], room: int) -> Table:
     """At most `room` rows; the last one then sums up the rest."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
-    table.add_column("process", style="cyan", no_wrap=True)
-    for name in ("pid", "state", "CPU", "memory", "threads", "restarts"):
-        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    numbers = ("CPU", "memory", "threads", "restarts")
+    table = make_table("process", "pid", "state", *numbers, right=("pid", *numbers))
     shown = processes if len(processes) <= room else processes[: room - 1]
     for p in shown:
         table.add_row(
@@ -272,14 +250,17 @@ def process_table(processes: list[Process], room: int) -> Table:
             "-" if p.cpu is None else percent(p.cpu),
             "-" if p.memory is None else format_bytes(p.memory),
             "-" if p.threads is None else str(p.threads),
-            Text("" if p.restarts is None else str(p.restarts), "bold red" if p.restarts else ""),
+            _restarts(p.restarts),
         )
     rest = processes[len(shown) :]
     if rest:
-        cpu, restarts = sum(p.cpu or 0.0 for p in rest), sum(p.restarts or 0 for p in rest)
-        count = Text(str(restarts), "bold red" if restarts else "")
-        table.add_row(f"{len(rest)} more", "", "", percent(cpu), "", "", count)
+        cpu, restarts = sum(p.cpu or 0.0 for p in rest), sum(p.restarts or 0.0 for p in rest)
+        table.add_row(f"{len(rest)} more", "", "", percent(cpu), "", "", _restarts(restarts))
     return table
+
+
+def _restarts(n: float | None) -> Text:
+    return Text("" if n is None else f"{n:.0f}", "bold red" if n else "")
 
 
 def ago(seconds: float | None) -> str:

@@ -1,26 +1,36 @@
 """A line of metrics on a terminal: the chain, link by link, and the sentence that names its bottleneck.
 
-A line may lack any number: it is shown as "-" or left out.
+A line may lack any number: it is shown as "-" or left out. `Screen` is the terminal that a run was started from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import re
+import time
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from veldt.machine import format_bytes
 from veldt.metrics import FACT, PACKAGE, TROUBLE, Declarations
-from veldt.watching.links import Link, links, value_of
-from veldt.watching.text import Line, amount, format_bytes, format_seconds, number, percent
+from veldt.watching.links import Line, Link, amount, fill, format_seconds, links, number, percent, value_of
 
 WIDEST = 120  # columns; in a wider table numbers are too far from their names
 WIDE = 100  # columns from which there is room for bars
 HIGH = 0.9  # fraction of the time from which a link may be the slowest
+PLAIN_EVERY = 5.0  # seconds between two plain lines; every evaluation is printed
+ADVICE_EVERY = 10.0  # seconds between two sentences about the bottleneck in plain lines
+COUNTS = {"learner_steps": "updates", "episodes": "episodes", "evaluations": "evaluations"}
+NUMBERS = {"greedy return": "{eval_return:.1f}", "exploring return": "{train_return:.1f}", "loss": "{loss:.4g}"}
+MEMORY = ("memory_bytes", "memory_planned")
 KINDS = ("actor", "inference", "learner", "evaluator")  # of processes, in the order in which they are shown
 
 
@@ -43,53 +53,51 @@ class View:
         head = Table.grid(expand=True, padding=(0, 2))
         head.add_column(overflow="fold")
         head.add_column(justify="right", no_wrap=True)
-        head.add_row(Text(self.title, "bold"), Text(_clock(line)))
+        passed, left = (format_seconds(number(line, key)) for key in ("time_s", "left_s"))
+        head.add_row(Text(self.title, "bold"), Text(f"time {passed}, left {left}"))
         yield head
         if self.steps:
             done = min(1.0, max(0.0, (number(line, "env_steps") or 0.0) / self.steps))
             bar = ProgressBar(total=1.0, completed=done, width=width, complete_style="cyan", finished_style="green")
-            yield Padding(bar, 0)
+            yield Padding(bar, 0)  # a line of its own
         yield Text(_progress(line, self.steps))
         chain = links(line, self.declarations)
         if chain:
             yield Padding(_chain(chain, width), (1, 0, 0, 0))
         yield Padding(_facts(line, 3 if width >= WIDE else 2, self.declarations), (1, 0, 0, 0))
+        if cpu := _cpu(line):
+            yield Text.assemble(("CPU ", "dim"), cpu)
         sentence = line.get("bottleneck")
         if isinstance(sentence, str) and sentence:
             yield Padding(Text(sentence, "bold"), (1, 0, 0, 0))
 
 
-def _clock(line: Line) -> str:
-    return f"time {format_seconds(number(line, 'time_s'))}, left {format_seconds(number(line, 'left_s'))}"
-
-
 def _progress(line: Line, steps: int) -> str:
     done = number(line, "env_steps")
-    of = f" of {steps:,}" if steps else ""
-    parts = [f"{'-' if done is None else f'{done:,.0f}'}{of} env steps"]
-    if steps and done is not None:
-        parts[0] += f" ({percent(done / steps)})"
-    for key, name in (("learner_steps", "update"), ("episodes", "episode"), ("evaluations", "evaluation")):
-        x = number(line, key)
-        if x is not None:
-            parts.append(amount(x, f"{name}s"))
-    return ", ".join(parts)
+    text = f"{'-' if done is None else f'{done:,.0f}'}{f' of {steps:,}' if steps else ''} env steps"
+    text += f" ({percent(done / steps)})" if steps and done is not None else ""
+    counts = ((number(line, key), unit) for key, unit in COUNTS.items())
+    return ", ".join([text, *(amount(x, unit) for x, unit in counts if x is not None)])
 
 
 def _chain(chain: list[Link], width: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
-    table.add_column("link", style="cyan", no_wrap=True)
-    table.add_column("rate", justify="right", no_wrap=True)
-    table.add_column("busy", justify="right", no_wrap=True)
-    if width >= WIDE:
-        table.add_column("", no_wrap=True)
-    table.add_column("waits", justify="right", no_wrap=True)
+    bars = [""] if width >= WIDE else []
+    table = make_table("link", "rate", "busy", *bars, "waits", right=("rate", "busy", "waits"))
     table.add_column("what else")
     for link in chain:
         cells: list[RenderableType] = [Text(link.name), Text(link.rate or "-"), _fraction(link.busy)]
-        if width >= WIDE:
+        if bars:
             cells.append("" if link.busy is None else _bar(link.busy))
         table.add_row(*cells, _fraction(link.waits), Text("; ".join(link.more)))
+    return table
+
+
+def make_table(first: str, *others: str, right: Container[str]) -> Table:
+    """The first column names a row."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
+    table.add_column(first, style="cyan", no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
     return table
 
 
@@ -104,8 +112,13 @@ def _bar(x: float) -> ProgressBar:
 
 
 def _facts(line: Line, columns: int, declarations: Declarations) -> Table:
-    """The numbers beside the chain, `columns` in a row; the longest has a row of its own."""
-    facts = [(name, Text(value)) for name, value in _numbers(line)]
+    """The numbers beside the chain, `columns` in a row."""
+    asked = " (free)" if number(line, "samples_per_insert") == 0 else "[ (asked: {samples_per_insert:g})]"
+    texts = NUMBERS | {"replay ratio": "{replay_ratio:.2f}" + asked}
+    facts = [(name, Text(fill(text, line))) for name, text in texts.items()]
+    used, planned = (None if x is None else format_bytes(x) for x in (number(line, key) for key in MEMORY))
+    if used is not None:
+        facts.append(("memory", Text(used if planned is None else f"{used} of {planned} planned")))
     for metric in declarations.values():
         name, x = metric.name.replace("_", " "), number(line, metric.name)
         if metric.column == FACT and (text := value_of(metric, line, declarations)):
@@ -119,28 +132,7 @@ def _facts(line: Line, columns: int, declarations: Declarations) -> Table:
     rows = -(-len(facts) // columns)
     for i in range(rows):  # read down, column by column
         table.add_row(*(cell for fact in facts[i::rows] for cell in fact))
-    whole = Table.grid()
-    whole.add_row(table)
-    cpu = _cpu(line)
-    if cpu:
-        whole.add_row(Text.assemble(("CPU ", "dim"), cpu))
-    return whole
-
-
-def _numbers(line: Line) -> Iterator[tuple[str, str]]:
-    def show(key: str, form: str) -> str:
-        x = number(line, key)
-        return "-" if x is None else format(x, form)
-
-    yield "greedy return", show("eval_return", ".1f")
-    yield "exploring return", show("train_return", ".1f")
-    yield "loss", show("loss", ".4g")
-    asked = number(line, "samples_per_insert")
-    wanted = "" if asked is None else f" (asked: {asked:g})" if asked else " (free)"
-    yield "replay ratio", show("replay_ratio", ".2f") + wanted
-    used, planned = number(line, "memory_bytes"), number(line, "memory_planned")
-    if used is not None:
-        yield "memory", format_bytes(used) + ("" if planned is None else f" of {format_bytes(planned)} planned")
+    return table
 
 
 def _cpu(line: Line) -> str:
@@ -153,3 +145,64 @@ def _cpu(line: Line) -> str:
         return each
     whole = f"{used:.2f}" if cores is None else f"{used:.2f} of {amount(cores, 'cores')}"
     return f"{whole} ({each})" if each else whole
+
+
+PLAIN = {  # what a plain line shows
+    "eval_return": "greedy {:.1f}",
+    "train_return": "exploring {:.1f}",
+    "loss": "loss {:.3g}",
+    "epsilon": "epsilon {:.2f}",
+    "sigma": "sigma {:.2f}",
+    "env_steps_per_s": "env/s {:,.0f}",
+    "learner_steps_per_s": "updates/s {:,.0f}",
+    "replay_ratio": "ratio {:.1f}",
+    "store_items": "stored {:,.0f}",
+}
+
+
+class Screen:
+    """A live table on a terminal, plain lines elsewhere."""
+
+    def __init__(self, title: str, steps: int, quiet: bool = False, declarations: Declarations = PACKAGE) -> None:
+        self.title, self.steps, self.quiet, self.declarations = title, steps, quiet, declarations
+        self.console = Console(stderr=False)
+        self._live: Live | None = None
+        self._latest: dict[str, Any] = {}
+        self._printed = self._advised = -math.inf  # when the last plain line and the last advice were printed
+        self._advice = ""
+        if not quiet and self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._latest |= {key: x for key, x in line.items() if x is not None}
+        if self._live is not None:
+            self._live.update(View(self.title, dict(self._latest), self.steps, self.declarations))
+        elif not self.quiet and (time.monotonic() - self._printed >= PLAIN_EVERY or "eval_return" in line):
+            self._printed = time.monotonic()
+            self.say(self._text(line))
+            self._advise(line.get("bottleneck") or "")
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _advise(self, sentence: str) -> None:
+        """Prints the bottleneck if it differs from the last one in more than its numbers."""
+        words = re.sub(r"[\d.,]+", "", sentence)
+        if words and words != self._advice and time.monotonic() - self._advised >= ADVICE_EVERY:
+            self._advice, self._advised = words, time.monotonic()
+            self.say(f"       {sentence}")
+
+    def _text(self, line: dict[str, Any]) -> str:
+        if "resumed_from" in line:
+            return f"resumed from learner step {line['resumed_from']:,}"
+        done = 100 * line["env_steps"] / self.steps
+        parts = [f"{done:3.0f} %  {line['env_steps']:>9,} steps"]
+        parts += [form.format(line[key]) for key, form in PLAIN.items() if key in line]
+        return "  ".join([*parts, f"left {format_seconds(line.get('left_s'))}"])

@@ -25,7 +25,7 @@ from veldt.experiment.sweep.table import number
 from veldt.files import replace_text
 from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
-from veldt.watching.text import format_seconds
+from veldt.watching.links import format_seconds
 
 STOP_S = 60.0  # for a last checkpoint, before a run that should stop is killed
 POLL_S = 0.05
