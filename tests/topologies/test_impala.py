@@ -28,7 +28,7 @@ from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.store import Sample
-from veldt.topologies.apex import apex
+from veldt.topologies import apex
 from veldt.topologies.stores import store_builder
 
 TINY: dict[str, Any] = {

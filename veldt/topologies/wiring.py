@@ -6,7 +6,7 @@ Arguments named store, params, counters and recorder are Refs (`veldt.program`).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from veldt.acting.actor import Actor
 from veldt.acting.batched import BatchedPolicy
@@ -27,104 +27,58 @@ if TYPE_CHECKING:
     from veldt.experiment.config import Config
 
 
-class Shared(NamedTuple):
-    """What actors and learner meet in."""
-
-    store: Any
-    params: Any
-    counters: Any
-
-
-def add_shared(program: Program, config: Config, env: EnvSpec) -> Shared:
+def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any, Any]:
+    """What actors and learner meet in: store, params and counters."""
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
-    return Shared(add_store(program, config, config.schema(env)), params, counters)
+    return add_store(program, config, config.schema(env)), params, counters
 
 
 def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
     """In the store's process, and before the policies: the first weights are the learner's."""
-    return program.add(
-        "learner",
-        Learner,
-        config.algorithm,
-        env,
-        store,
-        params,
-        counters,
-        config.learner,
-        config.steps,
-        derive(config.seed, "learner"),
-        config.device,
-        on=store,
-        threads=config.threads,
-        keep=True,
-    )
+    how = (config.learner, config.steps, derive(config.seed, "learner"), config.device)
+    args = (config.algorithm, env, store, params, counters, *how)
+    return program.add("learner", Learner, *args, on=store, threads=config.threads, keep=True)
 
 
 def add_actor(
     program: Program, config: Config, env: EnvSpec, i: int, store: Any, params: Any, counters: Any, on: Any = None
 ) -> None:
     """The i-th actor with its policy and recorder, in one process: that of `on`, or a new one."""
-    algorithm, seed, n, name = config.algorithm, config.seed, config.envs_per_actor, f"actor/{i}"
+    seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
     explore = config.actor.explore(i * n, n, n * config.total_actors)
-    policy = program.add(
-        f"policy/{i}",
-        LocalPolicy,
-        algorithm,
-        env,
-        params,
-        counters,
-        explore,
-        derive(seed, "policy", i),
-        config.refresh,
-        on=on,
-    )
+    how = (explore, derive(seed, "policy", i), config.refresh)
+    policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
     on = on or policy
-    recorder = program.add(
-        f"recorder/{i}",
-        Recorder,
-        policy,
-        store,
-        algorithm,
-        config.schema(env),
-        first_priorities=config.store.first_priorities,
-        on=on,
-    )
+    recorder = _add_recorder(program, config, env, f"recorder/{i}", policy, store, on=on)
     program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=on, elsewhere=True)
 
 
 def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
     """One policy for all actors, and the recorder around it, in a process of their own. Returns the recorder."""
     central, total = config.central, config.total_actors * config.envs_per_actor
+    local, n = config.runtime == "local", config.envs_per_actor // central.groups
+    explore, seed = config.actor.explore(0, total, total), derive(config.seed, "policy", 0)
+    args = (config.algorithm, env, params, counters, explore, seed)
     policy = program.add(
         "inference",
         BatchedPolicy,
-        config.algorithm,
-        env,
-        params,
-        counters,
-        config.actor.explore(0, total, total),
-        derive(config.seed, "policy", 0),
+        *args,
         groups=config.total_actors * central.groups,
-        n=config.envs_per_actor // central.groups,
+        n=n,
         batch=central.batch or total,
-        wait=1e-3 * central.wait_ms if config.runtime == "local" else 0.0,  # inline nothing could arrive meanwhile
+        wait=1e-3 * central.wait_ms if local else 0.0,  # inline nothing could arrive meanwhile
         together=central.groups,
         device=central.device or config.device,
         threads=config.threads,
     )
-    return program.add(
-        "recorder",
-        Recorder,
-        policy,
-        store,
-        config.algorithm,
-        config.schema(env),
-        first_priorities=config.store.first_priorities,
-        later=config.runtime == "local",
-        on=policy,
-        examples=send_examples(env, config.envs_per_actor // central.groups),
-    )
+    examples = send_examples(env, n)
+    return _add_recorder(program, config, env, "recorder", policy, store, later=local, on=policy, examples=examples)
+
+
+def _add_recorder(program: Program, config: Config, env: EnvSpec, name: str, policy: Any, store: Any, **how: Any) -> Any:
+    args, first = (policy, store, config.algorithm, config.schema(env)), config.store.first_priorities
+    return program.add(name, Recorder, *args, first_priorities=first, **how)
 
 
 def add_light_actor(program: Program, config: Config, i: int, recorder: Any, counters: Any) -> None:
