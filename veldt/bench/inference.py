@@ -52,7 +52,7 @@ from veldt.errors import ProcessFailed, UserError
 from veldt.experiment import recipes, rules
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.nets.tensors import as_float
+from veldt.nets.torsos import as_float
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.history import History
 from veldt.records.step import EnvSpec

@@ -1,10 +1,8 @@
 """Networks. Integers become floats here; uint8 is scaled to [0, 1].
 
-    make.py        which torso an environment gets
-    heads.py       the MLP torso, and heads
-    conv.py        torsos for images
-    recurrent.py   the LSTM
-    tensors.py     arrays to tensors
+    torsos.py      observations to features: the MLP, torsos for images, and which of them an environment gets
+    recurrent.py   the LSTM, and networks that have one
+    heads.py       action values
 
 May import records, `errors` and `callables`.
 """

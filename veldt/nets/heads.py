@@ -1,32 +1,13 @@
-"""Linear layers: the torso of vector observations, and the heads."""
+"""Heads and the networks that are made of them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from veldt.nets.tensors import as_float
-
-
-class MLP(nn.Module):
-    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]."""
-
-    def __init__(self, inputs: int, hidden: tuple[int, ...]) -> None:
-        super().__init__()
-        sizes = (inputs, *hidden)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.features = sizes[-1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x).reshape(len(x), -1)
-        for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            x = F.relu(F.linear(x, layer.weight, layer.bias))  # calling a small layer as a module takes twice as long
-        return x
 
 
 class NormedMLP(nn.Module):
@@ -75,13 +56,8 @@ class QHead(nn.Module):
         return value + advantage - advantage.mean(-1, keepdim=True)
 
 
-class QNetwork(nn.Module):
+class QNetwork(nn.Sequential):
     """A torso and a head: observations [B, ...] -> action values [B, actions]."""
 
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.torso, self.head = torso, head
-
-    def forward(self, obs: Any) -> Tensor:
-        q: Tensor = self.head(self.torso(obs))
-        return q
+        super().__init__(OrderedDict(torso=torso, head=head))
