@@ -1067,7 +1067,7 @@ MUTANTS = [
     Mutant(
         "dueling-without-the-mean",
         "The dueling head adds value and advantages, and does not subtract their mean.",
-        "nets/heads.py",
+        "nets/networks.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage",
         (NETS + "test_dueling_subtracts_the_mean_over_actions",),
@@ -1075,7 +1075,7 @@ MUTANTS = [
     Mutant(
         "dueling-mean-over-the-batch",
         "The dueling head subtracts the mean over the batch, so that the values of a state depend on its batch.",
-        "nets/heads.py",
+        "nets/networks.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage - advantage.mean(0, keepdim=True)",
         (NETS + "test_the_values_of_a_state_do_not_depend_on_its_batch_mates",),
@@ -1285,7 +1285,7 @@ MUTANTS = [
     Mutant(
         "lstm-not-reset-inside",
         "An episode that begins inside an unroll goes on with the state that the unroll began with.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(s[lane] for s in (h, c))",
         (
@@ -1296,7 +1296,7 @@ MUTANTS = [
     Mutant(
         "lstm-cell-not-reset",
         "Where an episode begins only the LSTM's output is reset, not its cell.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(h[lane].masked_fill(fresh[:, None], 0), c[lane])",
         (SAW,),
@@ -1304,7 +1304,7 @@ MUTANTS = [
     Mutant(
         "lstm-rows-of-another-episode",
         "Rows get the outputs of the sequence before theirs.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "number = begins.reshape(-1).cumsum() - 1",
         "number = (begins.reshape(-1).cumsum() - 2).clip(0)",
         (NETS + "test_episodes_are_sequences_of_their_own_and_every_row_is_found_again",),
@@ -1312,7 +1312,7 @@ MUTANTS = [
     Mutant(
         "lstm-runs-through-episodes",
         "An episode that begins inside an unroll goes on with the state of the one before.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "if first is None or not first.any():\n            return self.forward(x, h, c)[0]",
         "if True:\n            return self.forward(x, h, c)[0]",
         (SAW,),
@@ -1320,7 +1320,7 @@ MUTANTS = [
     Mutant(
         "burn-in-not-reset",
         "The last episode of a burn-in begins with the state that the window was given.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "(h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None])",
         "(h[None], c[None])",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1328,7 +1328,7 @@ MUTANTS = [
     Mutant(
         "burn-in-through-episodes",
         "The state after a burn-in comes from the first episode that begins in it, and runs through the others.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "steps - 1 - first[:, ::-1].argmax(1)",
         "first.argmax(1)",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1336,7 +1336,7 @@ MUTANTS = [
     Mutant(
         "lstm-from-zero",
         "The learner begins every unroll with a state of zero instead of the recorded one.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "self.core.outputs(x, state[H], state[C], rows.first)",
         "self.core.outputs(x, 0 * state[H], 0 * state[C], rows.first)",
         (SAW,),
@@ -1611,7 +1611,7 @@ MUTANTS = [
     Mutant(
         "gradient-into-the-burn-in",
         "The burn-in is trained through.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "    @torch.no_grad()\n    def burn_in",
         "    def burn_in",
         (

@@ -32,7 +32,7 @@ from veldt.errors import UserError
 from veldt.learning.distributions import Gaussian
 from veldt.learning.params import LatestParams, Weights
 from veldt.learning.returns import vtrace
-from veldt.nets.recurrent import Rows
+from veldt.nets.networks import Rows
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from veldt.algorithms.dqn import DQN
 from veldt.errors import UserError
 from veldt.learning.params import export, restore
-from veldt.nets.heads import QHead, QNetwork
-from veldt.nets.recurrent import LSTM, Rows, episodes, recurrent_input
+from veldt.nets.networks import LSTM, QHead, QNetwork, Rows, episodes, recurrent_input
 from veldt.nets.torsos import (
     MLP,
     Concat,

@@ -24,7 +24,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
-from veldt.nets.recurrent import TAKEN
+from veldt.nets.networks import TAKEN
 from veldt.ports import Source
 from veldt.storing.limiters import Limiter, MinSize, SamplesPerInsert
 from veldt.storing.mixture import Mixture

@@ -23,7 +23,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.run import Run
 from veldt.learning.learner import Learner
-from veldt.nets.recurrent import Rows
+from veldt.nets.networks import Rows
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue

@@ -15,7 +15,7 @@ from veldt import bounds
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, n_step
-from veldt.nets.recurrent import TAKEN, Recurrent, Rows
+from veldt.nets.networks import TAKEN, Recurrent, Rows
 from veldt.nets.torsos import each, on_device, torso_for, user_network
 from veldt.records.block import Schema, Window
 from veldt.records.history import check_stacked, observation, observations

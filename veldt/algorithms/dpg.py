@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above, at_least
 from veldt.errors import UserError
-from veldt.nets.heads import NormedMLP
+from veldt.nets.networks import NormedMLP
 from veldt.nets.torsos import as_float, blank_rows
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above
 from veldt.errors import UserError
-from veldt.nets.heads import QHead, QNetwork
+from veldt.nets.networks import QHead, QNetwork
 from veldt.nets.torsos import torso_for, user_network
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree

@@ -32,8 +32,7 @@ from veldt.algorithms.dqn import epsilon_greedy
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
-from veldt.nets.heads import QHead
-from veldt.nets.recurrent import LSTM, TAKEN, Recurrent, Rows, state_spec
+from veldt.nets.networks import LSTM, TAKEN, QHead, Recurrent, Rows, state_spec
 from veldt.nets.torsos import on_device
 from veldt.records.block import Schema, Window, trainable
 from veldt.records.step import EnvSpec

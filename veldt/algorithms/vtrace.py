@@ -28,7 +28,7 @@ from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
-from veldt.nets.recurrent import LSTM, TAKEN, Recurrent, state_spec
+from veldt.nets.networks import LSTM, TAKEN, Recurrent, state_spec
 from veldt.records.block import Window, trainable
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec

@@ -60,8 +60,8 @@ from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
 from veldt.runtime.local.local import Gate, Local
 from veldt.runtime.local.plan import GatePlan, Messages, messages_of
+from veldt.topologies import add_inference, add_learner
 from veldt.topologies.stores import add_store
-from veldt.topologies.wiring import add_inference, add_learner
 
 Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
 CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")

@@ -1,8 +1,7 @@
 """Networks. Integers become floats here; uint8 is scaled to [0, 1].
 
-    torsos.py      observations to features: the MLP, torsos for images, and which of them an environment gets
-    recurrent.py   the LSTM, and networks that have one
-    heads.py       action values
+    torsos.py     observations to features: the MLP, torsos for images, and which of them an environment gets
+    networks.py   on a torso: heads, the LSTM, and networks that have one
 
 May import records, `errors` and `callables`.
 """

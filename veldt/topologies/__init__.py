@@ -1,22 +1,33 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
-    __init__  single, apex and seed: which links a program has, and how many
-    wiring    adds the nodes of one link to a program
-    stores    the stores that a config asks for
+    __init__.py   single, apex and seed, and the links that they add to a program: they differ in how many, and where
+    stores.py     the stores that a config asks for
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
-program: nothing outside presumes a node. May import acting, storing, learning, demos, envs and `program`; the config of
-`experiment` for type checking only.
+program: nothing outside presumes a node. Arguments named store, params, counters and recorder are Refs (`veldt.program`).
+May import acting, storing, learning, demos, envs and `program`; the config of `experiment` for type checking only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from veldt.program import Program
+from veldt.acting.actor import Actor
+from veldt.acting.batched import BatchedPolicy
+from veldt.acting.evaluator import Evaluator
+from veldt.acting.policy import LocalPolicy
+from veldt.acting.recorder import Recorder
+from veldt.acting.seam import send_examples
+from veldt.counters import Counters
+from veldt.envs import make_env
+from veldt.learning.learner import Learner
+from veldt.learning.params import LatestParams
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
-from veldt.topologies.wiring import add_actor, add_evaluator, add_inference, add_learner, add_light_actor, add_shared
+from veldt.seeds import derive
+from veldt.topologies.stores import add_store
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
@@ -86,3 +97,76 @@ def make_program(config: Config, env: EnvSpec) -> Program:
     topology = seed if config.inference == "central" else TOPOLOGIES[config.topology]
     topology(program, config, env)
     return program
+
+
+def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any, Any]:
+    """What actors and learner meet in: store, params and counters."""
+    counters = program.add("counters", Counters, ROWS)
+    params = program.add("params", LatestParams, CELL)
+    return add_store(program, config, config.schema(env)), params, counters
+
+
+def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
+    """In the store's process, and before the policies: the first weights are the learner's."""
+    how = (config.learner, config.steps, derive(config.seed, "learner"), config.device)
+    args = (config.algorithm, env, store, params, counters, *how)
+    return program.add("learner", Learner, *args, on=store, threads=config.threads, keep=True)
+
+
+def add_actor(
+    program: Program, config: Config, env: EnvSpec, i: int, store: Any, params: Any, counters: Any, on: Any = None
+) -> None:
+    """The i-th actor with its policy and recorder, in one process: that of `on`, or a new one."""
+    seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
+    explore = config.actor.explore(i * n, n, n * config.total_actors)
+    how = (explore, derive(seed, "policy", i), config.refresh)
+    policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
+    on = on or policy
+    recorder = _add_recorder(program, config, env, f"recorder/{i}", policy, store, on=on)
+    program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=on, elsewhere=True)
+
+
+def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
+    """One policy for all actors, and the recorder around it, in a process of their own. Returns the recorder."""
+    central, total = config.central, config.total_actors * config.envs_per_actor
+    local, n = config.runtime == "local", config.envs_per_actor // central.groups
+    explore, seed = config.actor.explore(0, total, total), derive(config.seed, "policy", 0)
+    args = (config.algorithm, env, params, counters, explore, seed)
+    policy = program.add(
+        "inference",
+        BatchedPolicy,
+        *args,
+        groups=config.total_actors * central.groups,
+        n=n,
+        batch=central.batch or total,
+        wait=1e-3 * central.wait_ms if local else 0.0,  # inline nothing could arrive meanwhile
+        together=central.groups,
+        device=central.device or config.device,
+        threads=config.threads,
+    )
+    examples = send_examples(env, n)
+    return _add_recorder(program, config, env, "recorder", policy, store, later=local, on=policy, examples=examples)
+
+
+def _add_recorder(program: Program, config: Config, env: EnvSpec, name: str, policy: Any, store: Any, **how: Any) -> Any:
+    args, first = (policy, store, config.algorithm, config.schema(env)), config.store.first_priorities
+    return program.add(name, Recorder, *args, first_priorities=first, **how)
+
+
+def add_light_actor(program: Program, config: Config, i: int, recorder: Any, counters: Any) -> None:
+    """The i-th actor under central inference, in a process without torch."""
+    envs = partial(make_env, config.env, protocol=config.protocol)
+    groups = tuple(range(i * config.central.groups, (i + 1) * config.central.groups))
+    n, name = config.envs_per_actor // config.central.groups, f"actor/{i}"
+    args = (envs, n, recorder, counters, config.seed, name, groups, INCARNATION)
+    program.add(name, Actor, *args, light=True, elsewhere=True)
+
+
+def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any) -> None:
+    """Greedy episodes with the newest weights, in a process of their own; none where eval.every is 0."""
+    if not config.eval.every:
+        return
+    algorithm, epsilon, policy_seed = config.algorithm, config.eval.epsilon, derive(config.seed, "greedy")
+    greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
+    every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
+    program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, config.seed, on=greedy)
