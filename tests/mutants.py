@@ -1724,8 +1724,8 @@ MUTANTS = [
         "r2d2-last-action-across-episodes",
         "The first row of an episode is told the last action of the one before.",
         "algorithms/base.py",
-        'own), 1) * (~batch["first"][:, at:])[:, :, None]',
-        "own), 1)",
+        '(~batch["first"][:, at:])[:, :, None]',
+        '(~batch["last"][:, at:])[:, :, None]',
         (
             RECORDED,
             LEARNED,
