@@ -873,7 +873,7 @@ MUTANTS = [
     Mutant(
         "bootstrap-at-n",
         "Where an episode was truncated within n steps, the value of a row of the next episode is taken.",
-        "algorithms/transitions.py",
+        "algorithms/base.py",
         "truncated = (step.m < self.n) & (step.discount > 0)",
         "truncated = (step.m < self.n) & (step.discount < 0)",
         (DQN + "test_n_step_target_by_hand",),
@@ -882,7 +882,7 @@ MUTANTS = [
     Mutant(
         "priority-bootstrapped-at-n",
         "Initial priorities take the value n steps on, even beyond the end of the episode.",
-        "algorithms/transitions.py",
+        "algorithms/base.py",
         "rows + step.m, axis=-1",
         "rows + self.n + 0 * step.m, axis=-1",
         (DQN + "test_initial_priorities_are_the_error_of_the_weights_that_acted",),
@@ -890,15 +890,15 @@ MUTANTS = [
     Mutant(
         "store-keeps-clipped-rewards",
         "Rewards are clipped in place, so that the store keeps the clipped ones.",
-        "algorithms/transitions.py",
-        "reward = reward.clip(-self.clip_reward, self.clip_reward)",
-        "reward = np.clip(reward, -self.clip_reward, self.clip_reward, out=reward)",
+        "algorithms/base.py",
+        "return reward.clip(-self.clip_reward, self.clip_reward)",
+        "return np.clip(reward, -self.clip_reward, self.clip_reward, out=reward)",
         (DQN + "test_rewards_are_clipped_one_by_one_and_only_in_the_loss",),
     ),
     Mutant(
         "action-of-the-next-step",
         "The loss trains the action of the next step.",
-        "algorithms/transitions.py",
+        "algorithms/base.py",
         'batch["action"][:, at], r_t',
         'batch["action"][:, at + 1], r_t',
         (DQN + "test_the_target_is_the_reward_and_the_discounted_largest_value_of_the_target_network",),
@@ -1059,7 +1059,7 @@ MUTANTS = [
     Mutant(
         "uint8-not-scaled",
         "Pixels reach the network as 0 ... 255.",
-        "nets/tensors.py",
+        "nets/torsos.py",
         "x.float().mul_(1 / 255)",
         "x.float().mul_(1.0)",
         (NETS + "test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are",),
@@ -1067,7 +1067,7 @@ MUTANTS = [
     Mutant(
         "dueling-without-the-mean",
         "The dueling head adds value and advantages, and does not subtract their mean.",
-        "nets/heads.py",
+        "nets/networks.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage",
         (NETS + "test_dueling_subtracts_the_mean_over_actions",),
@@ -1075,7 +1075,7 @@ MUTANTS = [
     Mutant(
         "dueling-mean-over-the-batch",
         "The dueling head subtracts the mean over the batch, so that the values of a state depend on its batch.",
-        "nets/heads.py",
+        "nets/networks.py",
         "return value + advantage - advantage.mean(-1, keepdim=True)",
         "return value + advantage - advantage.mean(0, keepdim=True)",
         (NETS + "test_the_values_of_a_state_do_not_depend_on_its_batch_mates",),
@@ -1083,7 +1083,7 @@ MUTANTS = [
     Mutant(
         "channels-last-reshaped",
         "Images with their channels last are reshaped instead of transposed.",
-        "nets/conv.py",
+        "nets/torsos.py",
         "x.movedim(-1, -3).contiguous() if image.channels_last else x",
         "x",
         (NETS + "test_colour_images_may_have_their_channels_last",),
@@ -1269,23 +1269,23 @@ MUTANTS = [
     Mutant(
         "last-action-not-shifted",
         "An LSTM is told the action that is about to be taken instead of the last one.",
-        "algorithms/vtrace.py",
-        "taken = torch.cat((starts[TAKEN][:, None], encoded), 1) * (~first)",
-        "taken = net.distribution.encode(batch[net.distribution.taken][:, at:]) * (~first)",
+        "algorithms/base.py",
+        "taken = torch.cat((starts[TAKEN][:, None], own), 1) *",
+        "taken = net.encode(batch[net.taken][:, at:]) *",
         (SAW,),
     ),
     Mutant(
         "last-action-across-episodes",
         "The first row of an episode is told the last action of the one before.",
-        "algorithms/vtrace.py",
-        "encoded), 1) * (~first)[:, :, None]",
-        "encoded), 1)",
+        "algorithms/base.py",
+        'own), 1) * (~batch["first"][:, at:])[:, :, None]',
+        "own), 1)",
         (SAW,),
     ),
     Mutant(
         "lstm-not-reset-inside",
         "An episode that begins inside an unroll goes on with the state that the unroll began with.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(s[lane] for s in (h, c))",
         (
@@ -1296,7 +1296,7 @@ MUTANTS = [
     Mutant(
         "lstm-cell-not-reset",
         "Where an episode begins only the LSTM's output is reset, not its cell.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "(s[lane].masked_fill(fresh[:, None], 0) for s in (h, c))",
         "(h[lane].masked_fill(fresh[:, None], 0), c[lane])",
         (SAW,),
@@ -1304,7 +1304,7 @@ MUTANTS = [
     Mutant(
         "lstm-rows-of-another-episode",
         "Rows get the outputs of the sequence before theirs.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "number = begins.reshape(-1).cumsum() - 1",
         "number = (begins.reshape(-1).cumsum() - 2).clip(0)",
         (NETS + "test_episodes_are_sequences_of_their_own_and_every_row_is_found_again",),
@@ -1312,15 +1312,15 @@ MUTANTS = [
     Mutant(
         "lstm-runs-through-episodes",
         "An episode that begins inside an unroll goes on with the state of the one before.",
-        "nets/recurrent.py",
-        "if first is None or not first.any():\n            y: Tensor",
-        "if True:\n            y: Tensor",
+        "nets/networks.py",
+        "if first is None or not first.any():\n            return self.forward(x, h, c)[0]",
+        "if True:\n            return self.forward(x, h, c)[0]",
         (SAW,),
     ),
     Mutant(
         "burn-in-not-reset",
         "The last episode of a burn-in begins with the state that the window was given.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "(h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None])",
         "(h[None], c[None])",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1328,7 +1328,7 @@ MUTANTS = [
     Mutant(
         "burn-in-through-episodes",
         "The state after a burn-in comes from the first episode that begins in it, and runs through the others.",
-        "nets/recurrent.py",
+        "nets/networks.py",
         "steps - 1 - first[:, ::-1].argmax(1)",
         "first.argmax(1)",
         (NETS + "test_an_lstm_is_its_equations_wherever_episodes_begin",),
@@ -1336,9 +1336,9 @@ MUTANTS = [
     Mutant(
         "lstm-from-zero",
         "The learner begins every unroll with a state of zero instead of the recorded one.",
-        "algorithms/vtrace.py",
-        "self._input(obs, taken, reward), state[H], state[C], first)",
-        "self._input(obs, taken, reward), 0 * state[H], 0 * state[C], first)",
+        "nets/networks.py",
+        "self.core.outputs(x, state[H], state[C], rows.first)",
+        "self.core.outputs(x, 0 * state[H], 0 * state[C], rows.first)",
         (SAW,),
     ),
     Mutant(
@@ -1583,7 +1583,7 @@ MUTANTS = [
         "The target network begins with the state that the online network was burnt in to.",
         "algorithms/r2d2.py",
         "            v = self.h_inverse",
-        "            ahead = ahead._replace(q_target=target(rows.part(self.burn_in), state)); v = self.h_inverse",
+        "            ahead = ahead._replace(q_target=target(rows[:, self.burn_in :], state)); v = self.h_inverse",
         (
             R2D2 + "test_each_network_makes_its_own_state",
             LEARNED,
@@ -1593,8 +1593,8 @@ MUTANTS = [
         "target-not-burnt-in",
         "The target network begins with the stored state itself.",
         "algorithms/r2d2.py",
-        "target(rows.part(self.burn_in), target.burn_in(rows.part(0, self.burn_in), state))",
-        "target(rows.part(self.burn_in), state)",
+        "target(rows[:, self.burn_in :], target.burn_in(rows[:, : self.burn_in], state))",
+        "target(rows[:, self.burn_in :], state)",
         (
             R2D2 + "test_each_network_makes_its_own_state",
             LEARNED,
@@ -1611,7 +1611,7 @@ MUTANTS = [
     Mutant(
         "gradient-into-the-burn-in",
         "The burn-in is trained through.",
-        "algorithms/r2d2.py",
+        "nets/networks.py",
         "    @torch.no_grad()\n    def burn_in",
         "    def burn_in",
         (
@@ -1685,9 +1685,9 @@ MUTANTS = [
     Mutant(
         "initial-priorities-not-rescaled",
         "The first priorities are errors of returns, those of the learner errors under h.",
-        "algorithms/r2d2.py",
-        'np.abs(self.h(step.reward + step.discount * self.h_inverse(v_t)) - columns["q"][..., : len(rows)])',
-        'np.abs(step.reward + step.discount * self.h_inverse(v_t) - self.h_inverse(columns["q"][..., : len(rows)]))',
+        "algorithms/base.py",
+        'np.abs(y - columns["q"][..., : len(rows)])',
+        'np.abs(self.h_inverse(y) - self.h_inverse(columns["q"][..., : len(rows)]))',
         (AT_FIRST,),
     ),
     Mutant(
@@ -1701,7 +1701,7 @@ MUTANTS = [
     Mutant(
         "no-action-before-a-window",
         "At a window's first row there is no last action.",
-        "algorithms/r2d2.py",
+        "algorithms/base.py",
         "torch.cat((starts[TAKEN][:, None], own), 1)",
         "torch.cat((0 * starts[TAKEN][:, None], own), 1)",
         (
@@ -1712,9 +1712,9 @@ MUTANTS = [
     Mutant(
         "no-reward-before-a-window",
         "At a window's first row there is no last reward.",
-        "algorithms/r2d2.py",
-        'first, reward = batch["first"][:, at:], batch["reward"][:, at:]',
-        'first, reward = batch["first"][:, at:], F.pad(batch["reward"][:, at + 1 :], (1, 0))',
+        "algorithms/base.py",
+        'self.stacked), batch["reward"][:, at:]\n',
+        'self.stacked), nn.functional.pad(batch["reward"][:, at + 1 :], (1, 0))\n',
         (
             RECORDED,
             LEARNED,
@@ -1723,9 +1723,9 @@ MUTANTS = [
     Mutant(
         "r2d2-last-action-across-episodes",
         "The first row of an episode is told the last action of the one before.",
-        "algorithms/r2d2.py",
-        "own), 1) * (~first)[:, :, None]",
-        "own), 1)",
+        "algorithms/base.py",
+        '(~batch["first"][:, at:])[:, :, None]',
+        '(~batch["last"][:, at:])[:, :, None]',
         (
             RECORDED,
             LEARNED,
@@ -1735,8 +1735,8 @@ MUTANTS = [
         "state-moves-on-with-the-greedy-action",
         "The network is told that the greedy action was taken, where it was a random one.",
         "algorithms/r2d2.py",
-        'F.one_hot(torch.from_numpy(out["action"]).to(q.device), net.actions)',
-        "F.one_hot(q[:, 0].argmax(1), net.actions)",
+        'net.encode(torch.from_numpy(out["action"]).to(q.device))',
+        "net.encode(q[:, 0].argmax(1))",
         (
             R2D2 + "test_the_state_moves_on_with_the_action_that_was_taken",
             STORED,
@@ -1745,7 +1745,7 @@ MUTANTS = [
     Mutant(
         "r2d2-state-crosses-episodes",
         "An episode that begins inside a window goes on with the state of the one before.",
-        "algorithms/r2d2.py",
+        "algorithms/base.py",
         'return Rows(obs, taken, reward, batch.host["first"][:, at:])',
         'return Rows(obs, taken, reward, np.zeros_like(batch.host["first"][:, at:]))',
         (

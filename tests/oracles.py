@@ -16,7 +16,7 @@ from torch import nn
 from veldt.acting.actor import Actor
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
-from veldt.algorithms.base import Defaults
+from veldt.algorithms.base import Algorithm, Batch
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.envs.small import Counter
@@ -100,6 +100,12 @@ def read_source(block: Block) -> Source:
     return Source(stamp // 10**6, stamp % 10**6 // 1000)
 
 
+def select(batch: Batch, index: Any) -> Batch:
+    """A batch of the windows at these indices."""
+    host, starts = ({name: x[index] for name, x in columns.items()} for columns in (batch.host, batch._host_starts))
+    return Batch(host, starts, batch.weights.cpu().numpy()[index], batch.device)
+
+
 class Faulty(Counter):
     """A Counter some of whose observations leave their space."""
 
@@ -108,8 +114,10 @@ class Faulty(Counter):
         return (obs - 10**9 if Counter.mix(*obs.tolist(), 3) % 6 == 0 else obs, *rest)
 
 
-class Tracer(Defaults):
+class Tracer(Algorithm):
     """An algorithm that acts at random, and records what it saw. Its state counts the steps since the episode began."""
+
+    window: Any = None
 
     def __init__(self, window: Window) -> None:
         self.window = window

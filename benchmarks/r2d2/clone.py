@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from veldt.algorithms.r2d2 import C, H, RecurrentQ, Rows
+from veldt.algorithms.r2d2 import RecurrentQ
 from veldt.demos.set import Demos
 from veldt.envs import Envs, make_env
 from veldt.experiment import recipes
+from veldt.nets.networks import C, H, Rows
 
 UPDATES = (50, 100, 200, 400, 600)
 ENVS, EPISODES = 50, 200

@@ -20,7 +20,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Log, examples, lstm_cell
+from oracles import Log, examples, lstm_cell, select
 from oracles import n_step as n_step_by_definition
 from oracles import stack_history as seen_by_definition
 from oracles import trainable as trainable_by_definition
@@ -160,7 +160,7 @@ def random_windows(of: R2D2, batch: int, seed: int, padded: bool = True) -> Batc
 
 
 def copied(batch: Batch) -> Batch:
-    return batch.select(np.arange(len(batch.weights)))
+    return select(batch, np.arange(len(batch.weights)))
 
 
 def network(of: R2D2, seed: int = 0, env: EnvSpec = ENV) -> RecurrentQ:
@@ -391,7 +391,7 @@ def test_a_window_in_numbers() -> None:
 def values_of(of: R2D2, net: RecurrentQ, batch: Batch) -> torch.Tensor:
     """Of all rows after the history, as the loss has them."""
     with torch.no_grad():
-        return net(of._rows(batch, net.actions, batch.starts), of._initial_state(batch.starts))
+        return net(of.sequence(net, batch, batch.starts), of._initial_state(batch.starts))
 
 
 def scrambled(batch: Batch, rows: Array, starts: Array, seed: int = 9, flags: bool = False) -> Batch:
@@ -798,10 +798,10 @@ def test_with_the_weights_that_acted_the_learner_finds_the_recorded_values(how: 
     """In every row that trains or is bootstrapped from, after the burn-in, whatever episodes begin within the window."""
     of, net, _, _, batch, _ = rig(*how)
     at = of.history - 1 + of.burn_in
-    rows = of._rows(batch, net.actions, batch.starts)
+    rows = of.sequence(net, batch, batch.starts)
     with torch.no_grad():
-        state = net.burn_in(rows.part(0, of.burn_in), of._initial_state(batch.starts))
-        q, _ = net.step(rows.part(of.burn_in), state)
+        state = net.burn_in(rows[:, : of.burn_in], of._initial_state(batch.starts))
+        q = net(rows[:, of.burn_in :], state)
     valid = batch.host["valid"][:, at:]
     taken = q.gather(2, batch["action"][:, at:, None])[:, :, 0].numpy()
     np.testing.assert_allclose(taken[valid], batch.host["q"][:, at:][valid], atol=5e-5)

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Log, examples, lstm_cell, tensors
+from oracles import Log, examples, lstm_cell, select, tensors
 from oracles import n_step as n_step_by_definition
 from oracles import stack_history as seen_by_definition
 from oracles import trainable as trainable_by_definition
@@ -32,6 +32,7 @@ from veldt.errors import UserError
 from veldt.learning.distributions import Gaussian
 from veldt.learning.params import LatestParams, Weights
 from veldt.learning.returns import vtrace
+from veldt.nets.networks import Rows
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
@@ -443,13 +444,19 @@ def check_loss(of: VTraceActorCritic, net: PolicyAndValue, batch: Batch) -> None
 # The loss
 
 
+def forward(of: VTraceActorCritic, net: PolicyAndValue, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Parameters of the policy and values of all rows, as the loss has them."""
+    parameters, value = net(of.sequence(net, batch, batch.starts), batch.starts)
+    return parameters, value
+
+
 @pytest.mark.parametrize("actions", ACTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradient_are_their_definition(kind: str, actions: str) -> None:
     """With a network that has moved since the actions were drawn."""
     of, net, batch, _ = rig(kind, actions)
     check_loss(
-        replace(of, gamma=0.9, entropy_cost=0.05), moved(net), batch.select(np.arange(0, len(batch.host["first"]), 3))
+        replace(of, gamma=0.9, entropy_cost=0.05), moved(net), select(batch, np.arange(0, len(batch.host["first"]), 3))
     )
 
 
@@ -473,7 +480,7 @@ HOWS: dict[str, dict[str, Any]] = {
 def test_every_setting_does_what_its_definition_does(how: str) -> None:
     plain, net, batch, _ = rig(unroll=HOWS[how].get("unroll", 5))
     of, net = replace(plain, **HOWS[how]), moved(net, 0.3)
-    batch = batch.select(np.arange(0, len(batch.host["first"]), 2))
+    batch = select(batch, np.arange(0, len(batch.host["first"]), 2))
     check_loss(of, net, batch)
     if of != plain:
         assert not torch.allclose(of.loss(net, net, batch).losses[""], plain.loss(net, net, batch).losses[""])
@@ -646,7 +653,7 @@ def test_the_size_of_values_is_a_mean_that_forgets_slowly(batches: int, part: fl
     of, net, batch = made(normalize=True, correction="none")
     net.square.fill_(16.0 if batches else 0.0)
     net.batches.fill_(batches)
-    rows, value = batch.host, of._forward(net, batch)[1].detach()
+    rows, value = batch.host, forward(of, net, batch)[1].detach()
     trains = steps_that_train(rows["valid"], rows["last"])
     ones, how = np.ones(6), (of.gamma, 1.0, 1.0, 1.0)
     targets = [
@@ -659,7 +666,7 @@ def test_the_size_of_values_is_a_mean_that_forgets_slowly(batches: int, part: fl
     after()
     assert net.square.item() == pytest.approx(expected, rel=1e-4) and net.batches == batches + 1
     assert net.scale.item() == pytest.approx(max(1.0, expected**0.5), rel=1e-4)
-    torch.testing.assert_close(of._forward(net, batch)[1].detach(), value)
+    torch.testing.assert_close(forward(of, net, batch)[1].detach(), value)
 
 
 @pytest.mark.parametrize("clip_rho", [1.0, float("inf")])
@@ -681,7 +688,7 @@ def test_with_the_weights_that_acted_the_learner_finds_the_recorded_policy(kind:
     of, net, batch, _ = rig(kind, actions)
     at = of.history - 1
     with torch.no_grad():
-        parameters, value = of._forward(net, batch)
+        parameters, value = forward(of, net, batch)
     valid = batch.host["valid"][:, at:]
     assert parameters.shape[:2] == value.shape == valid.shape == (len(valid), of.unroll + 1)
     inside = batch.host["first"][:, at + 1 :].any(1)
@@ -746,7 +753,7 @@ def test_an_episode_that_begins_knows_nothing_of_the_one_before(kind: str) -> No
         x[begins >= 0] = rng.normal(size=(int((begins >= 0).sum()), x.shape[1]))
     other = Batch(host, starts, np.ones(len(first), np.float32), CPU)
     with torch.no_grad():
-        (pi, v), (pi_2, v_2) = of._forward(net, batch), of._forward(net, other)
+        (pi, v), (pi_2, v_2) = forward(of, net, batch), forward(of, net, other)
     after = ~before[:, at:]
     assert after[begins >= at].any() and (begins > at).sum() > 5
     torch.testing.assert_close(pi[after], pi_2[after], rtol=0, atol=1e-6)
@@ -763,7 +770,7 @@ def test_what_an_lstm_sees_beside_the_features() -> None:
     outputs = net.core.outputs
     net.core.outputs = lambda x, *more: seen.append(x) or outputs(x, *more)  # type: ignore[method-assign, func-returns-value]
     batch = changed(batch, "reward", (1, [1, 2]), [5.0, -5.0])
-    of._forward(net, batch)
+    forward(of, net, batch)
     extra = seen[0][:, :, 8:].detach().numpy()
     for b, t in np.ndindex(2, 7):
         taken = np.zeros(3) if batch.host["first"][b, t] else np.eye(3)[batch.host["action"][b, t - 1]]
@@ -789,7 +796,7 @@ def test_acting_records_the_policy_that_drew_the_action(actions: str) -> None:
     for name, column in (of.extras(envs.spec) | {"action": envs.spec.action}).items():
         if name != "version":
             assert out[name].shape == (500, *column.shape) and out[name].dtype == column.dtype, name
-    np.testing.assert_allclose(out["logits"], net(obs[:, 0])[0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(out["logits"], net(Rows(obs, obs, obs[:, :, 0], None), {})[0][:, 0].numpy(), atol=1e-6)
     greedy, _ = of.act(net, {"obs": obs}, {}, np.zeros(500), np.random.default_rng(0))
     likeliest = net.distribution.log_prob(
         torch.from_numpy(greedy["logits"]), torch.from_numpy(greedy[net.distribution.taken])
@@ -803,7 +810,7 @@ def test_a_policy_begins_near_uniform() -> None:
     env, batch = hand_made()
     torch.manual_seed(0)
     net = VTraceActorCritic().network(env)
-    parameters, _ = net(batch["obs"].flatten(0, 1))
+    parameters, _ = forward(VTraceActorCritic(), net, batch)  # type: ignore[arg-type]
     assert (parameters.exp() - 1 / 3).abs().max() < 0.1
 
 
@@ -822,7 +829,7 @@ def test_a_dict_observation_reaches_the_network_stacked_by_key() -> None:
         assert of.loss(net, net, batch).losses[""].isfinite()
         rows = {name: torch.from_numpy(x[:, :2]) for name, x in host.items()}
         out, _ = of.act(net.requires_grad_(False), rows, batch.starts, np.ones(2), rng)
-        parameters, _ = of._forward(net, batch)
+        parameters, _ = forward(of, net, batch)
         if not lstm:
             np.testing.assert_allclose(out["logits"], parameters[:, 0].numpy(), atol=1e-6)
 

@@ -28,8 +28,7 @@ from veldt.__main__ import main
 from veldt.experiment.checkpoint import exclusive
 from veldt.metrics import RATE, TOTAL, Metric
 from veldt.program import Program
-from veldt.topologies import TOPOLOGIES
-from veldt.topologies.single import single
+from veldt.topologies import TOPOLOGIES, single
 from veldt.watching import top
 from veldt.watching.links import links
 from veldt.watching.top import Look, Process, Tail, Watched, ago, holder, process_table

@@ -13,7 +13,7 @@ from veldt.envs import make_env
 from veldt.experiment import recipes
 from veldt.experiment.run import train
 from veldt.experiment.video import record_video
-from veldt.nets.conv import MinAtarCNN
+from veldt.nets.torsos import MinAtarCNN
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 

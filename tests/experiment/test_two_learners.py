@@ -17,8 +17,7 @@ from veldt.experiment.checkpoint import Checkpoints
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.runtime.local.local import Local
-from veldt.topologies.apex import apex
-from veldt.topologies.single import single
+from veldt.topologies import apex, single
 
 SCOPES = ("a", "b")
 SETTINGS = {"envs_per_actor": 2, "eval.every": 0, "store.capacity": "400", "store.min_size": 50, "algorithm.hidden": (8,)}

@@ -18,11 +18,21 @@ from torch.nn import functional as F
 from veldt.algorithms.dqn import DQN
 from veldt.errors import UserError
 from veldt.learning.params import export, restore
-from veldt.nets.conv import FirstConv, Image, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, ResidualBlock, use_bfloat16
-from veldt.nets.heads import MLP, QHead, QNetwork
-from veldt.nets.make import Concat, torso_for
-from veldt.nets.recurrent import LSTM, episodes, recurrent_input
-from veldt.nets.tensors import each, flat_rows
+from veldt.nets.networks import LSTM, QHead, QNetwork, Rows, episodes, recurrent_input
+from veldt.nets.torsos import (
+    MLP,
+    Concat,
+    FirstConv,
+    Image,
+    ImpalaCNN,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    ResidualBlock,
+    each,
+    torso_for,
+    use_bfloat16,
+)
 from veldt.records.step import EnvSpec
 from veldt.records.tree import spec
 
@@ -372,7 +382,7 @@ def check_lstm(net: LSTM, leaves: list[torch.Tensor], first: np.ndarray | None) 
     weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) for x in by_hand]
     all_, alone, after = slice(None), slice(1), slice(1, None)
     for found, part in (
-        (net(*leaves, first), all_),
+        ((net.outputs(*leaves, first), *net.after(*leaves, first)), all_),
         ((net.outputs(*leaves, first),), alone),
         (net.after(*leaves, first), after),
     ):
@@ -388,7 +398,10 @@ def check_lstm(net: LSTM, leaves: list[torch.Tensor], first: np.ndarray | None) 
 
 @pytest.mark.parametrize("first", [None, np.zeros((3, 6), np.bool_)], ids=["None", "nowhere"])
 def test_an_lstm_is_its_equations(first: np.ndarray | None) -> None:
-    check_lstm(*lstm_and_inputs(3, 6, 5, 7), first)
+    net, leaves = lstm_and_inputs(3, 6, 5, 7)
+    check_lstm(net, leaves, first)
+    for found, expected in zip(net(*leaves), (net.outputs(*leaves, first), *net.after(*leaves, first)), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("begins", [[0], [3], [5], [0, 2, 3], [1, 5]], ids=str)
@@ -433,21 +446,20 @@ def test_episodes_are_sequences_of_their_own_and_every_row_is_found_again(first:
 def test_an_lstm_passes_no_gradient_into_the_episode_before() -> None:
     net, (x, h, c) = lstm_and_inputs(1, 6)
     first = np.array([[False, False, False, True, False, False]])
-    for y in (net(x, h, c, first)[0], net.outputs(x, h, c, first)):
-        for grad in torch.autograd.grad(y[:, 3:].sum(), [x, h, c], retain_graph=True, materialize_grads=True):
-            assert not grad[:, :3].any()
-        assert all(grad.any() for grad in torch.autograd.grad(y[:, 2].sum(), [x, h, c]))
+    y = net.outputs(x, h, c, first)
+    for grad in torch.autograd.grad(y[:, 3:].sum(), [x, h, c], retain_graph=True, materialize_grads=True):
+        assert not grad[:, :3].any()
+    assert all(grad.any() for grad in torch.autograd.grad(y[:, 2].sum(), [x, h, c]))
 
 
 def test_an_lstm_cut_in_two_gives_the_same() -> None:
     net, (x, h, c) = lstm_and_inputs(2, 7)
     first = np.random.default_rng(0).random((2, 7)) < 0.3
     assert first[:, :4].any() and first[:, 4:].any()
-    whole, *state = net(x, h, c, first)
-    front, *between = net(x[:, :4], h, c, first[:, :4])
-    back, *after = net(x[:, 4:], *between, first[:, 4:])
-    torch.testing.assert_close(torch.cat([front, back], 1), whole)
-    torch.testing.assert_close(after, state)
+    between = net.after(x[:, :4], h, c, first[:, :4])
+    front, back = net.outputs(x[:, :4], h, c, first[:, :4]), net.outputs(x[:, 4:], *between, first[:, 4:])
+    torch.testing.assert_close(torch.cat([front, back], 1), net.outputs(x, h, c, first))
+    torch.testing.assert_close(net.after(x[:, 4:], *between, first[:, 4:]), net.after(x, h, c, first))
 
 
 def test_the_forget_gate_begins_open() -> None:
@@ -479,13 +491,16 @@ def test_the_streams_of_a_dueling_head_may_have_a_hidden_layer(leading: tuple[in
 
 def test_rows_and_their_parts() -> None:
     x, y = torch.arange(24).reshape(2, 3, 4), torch.arange(6).reshape(2, 3)
-    assert flat_rows(x).tolist() == x.reshape(6, 4).tolist()
-    assert {name: part.tolist() for name, part in flat_rows({"a": x, "b": y}).items()} == {
-        "a": x.reshape(6, 4).tolist(),
-        "b": list(range(6)),
-    }
+    first = np.eye(2, 3, dtype=np.bool_)
+    for index in ((slice(None), slice(1, 3)), (np.array([1, 0, 1]), slice(0, 2)), np.array([1])):
+        part = Rows({"a": x, "b": y}, x, y, first)[index]
+        assert part.obs["a"].tolist() == part.taken.tolist() == x.numpy()[index].tolist()
+        assert part.obs["b"].tolist() == part.reward.tolist() == y.numpy()[index].tolist()
+        assert part.first is not None and part.first.tolist() == first[index].tolist()
+    assert Rows(x, x, y, None)[:, :2].first is None
     assert each(y, lambda part: part + 1).tolist() == (y + 1).tolist()
     assert each({"y": y}, lambda part: part + 1)["y"].tolist() == (y + 1).tolist()
+    assert each({"y": y}, torch.add, {"y": y})["y"].tolist() == each(y, torch.add, y).tolist() == (2 * y).tolist()
 
 
 def test_what_an_lstm_sees_is_features_the_last_action_and_the_last_reward_clipped() -> None:

@@ -18,13 +18,13 @@ from test_store import COLUMNS, SCHEMA, STATE, WINDOW, everything
 
 import veldt
 from veldt.__main__ import main
-from veldt.algorithms.r2d2 import TAKEN
 from veldt.demos.set import Demos
 from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
+from veldt.nets.networks import TAKEN
 from veldt.ports import Source
 from veldt.storing.limiters import Limiter, MinSize, SamplesPerInsert
 from veldt.storing.mixture import Mixture

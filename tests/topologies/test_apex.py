@@ -28,7 +28,7 @@ from veldt.experiment.run import Run
 from veldt.machine import process_age, used_memory
 from veldt.program import Program
 from veldt.storing.limiters import MinSize, SamplesPerInsert
-from veldt.topologies.apex import apex
+from veldt.topologies import apex
 from veldt.topologies.stores import make_replay
 
 TINY: dict[str, Any] = {

@@ -23,12 +23,13 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.run import Run
 from veldt.learning.learner import Learner
+from veldt.nets.networks import Rows
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
 from veldt.storing.queue import UnrollQueue
 from veldt.storing.store import Sample
-from veldt.topologies.apex import apex
+from veldt.topologies import apex
 from veldt.topologies.stores import store_builder
 
 TINY: dict[str, Any] = {
@@ -251,8 +252,9 @@ def test_the_scale_follows_the_returns_and_values_do_not_follow_the_scale() -> N
     """Otherwise values that are bootstrapped from would grow with the scale, and the scale with them."""
     net = VTraceActorCritic().network(veldt.make_env("CartPole-v1").spec)
     assert isinstance(net, PolicyAndValue)
-    obs = torch.randn(5, 4)
-    before = net(obs)[1].detach()
+    obs = torch.randn(5, 1, 4)
+    rows = Rows(obs, obs, obs[:, :, 0], None)
+    before = net(rows, {})[1].detach()
     net.rescale(torch.tensor(0.01))
     assert float(net.scale) == 1.0, "small returns are not made larger"
     for i in range(1_000):
@@ -260,7 +262,7 @@ def test_the_scale_follows_the_returns_and_values_do_not_follow_the_scale() -> N
         if i == 0:
             torch.testing.assert_close(net.square, torch.tensor(200.005)), "the mean of the first two"
     assert abs(float(net.scale) - 20) < 0.1
-    torch.testing.assert_close(net(obs)[1].detach(), before)
+    torch.testing.assert_close(net(rows, {})[1].detach(), before)
 
 
 def test_without_normalizing_there_is_no_scale(tmp_path: Path) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veldt.nets.tensors import on_device
+from veldt import bounds
+from veldt.bounds import above, at_least, between
+from veldt.errors import UserError
+from veldt.learning.returns import NStep, n_step
+from veldt.nets.networks import TAKEN, Recurrent, Rows
+from veldt.nets.torsos import each, on_device, torso_for, user_network
 from veldt.records.block import Schema, Window
+from veldt.records.history import check_stacked, observation, observations
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Spec, Tree
+from veldt.records.tree import Array, Spec, Tree, spec
 
 Tensors = dict[str, Tensor]
 
@@ -27,7 +35,6 @@ class Batch:
         self.host, self.device = host, device
         self.weights = on_device(weights, device)  # [B]
         self._host_starts = starts
-        self._starts: Tensors | None = None
         self._moved: Tensors = {}
         self.ahead: Any = None  # what `Algorithm.ahead` returned for this batch, or None
 
@@ -49,18 +56,10 @@ class Batch:
     def __contains__(self, name: str) -> bool:
         return name in self.host
 
-    @property
+    @cached_property
     def starts(self) -> Tensors:
         """Columns [B, ...] of the window starts: the recurrent state."""
-        if self._starts is None:
-            self._starts = {name: on_device(x, self.device) for name, x in self._host_starts.items()}
-        return self._starts
-
-    def select(self, index: Array) -> Batch:
-        """A batch of the windows at these indices."""
-        host = {name: x[index] for name, x in self.host.items()}
-        starts = {name: x[index] for name, x in self._host_starts.items()}
-        return Batch(host, starts, self.weights.cpu().numpy()[index], self.device)
+        return {name: on_device(x, self.device) for name, x in self._host_starts.items()}
 
 
 class Loss(NamedTuple):
@@ -71,7 +70,9 @@ class Loss(NamedTuple):
 
 
 class Algorithm(Protocol):
-    exploration: ClassVar[str]  # the name of `explore` in metrics: epsilon, sigma...; empty: not reported
+    """To inherit. By default it records nothing beside the action, has no recurrent state, and explores by an epsilon."""
+
+    exploration: ClassVar[str] = "epsilon"  # the name of `explore` in metrics: epsilon, sigma...; empty: not reported
 
     @property
     def window(self) -> Window: ...
@@ -81,13 +82,16 @@ class Algorithm(Protocol):
 
     def extras(self, env: EnvSpec) -> Spec:
         """The columns that `act` records beside the action."""
+        return {}
 
     def state(self, env: EnvSpec) -> Spec:
         """The recurrent state; recorded at window starts."""
+        return {}
 
     def known_state(self, action: Array, state: Spec) -> Tree:
         """For demonstrations, which record no state: the columns [n, ...] of the state after a step that follow from its
         action [n] alone. All others are zero. `state` is what `state(env)` returned."""
+        return {}
 
     def network(self, env: EnvSpec) -> nn.Module: ...
 
@@ -98,6 +102,7 @@ class Algorithm(Protocol):
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
         """Initial priorities [..., S] of block columns [..., R, ...] from what acting recorded; None: the largest."""
+        return None
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """The batch holds windows [B, T, ...], T = window.rows."""
@@ -105,32 +110,135 @@ class Algorithm(Protocol):
     def ahead(self, target: nn.Module, batch: Batch) -> Any:
         """The part of the loss that does not need `net`, or None. A learner with a GPU computes it for the next batch while
         it works on this one; `loss` finds it in `batch.ahead`, or None there if it was not computed."""
+        return None
 
     def diagnose(self, net: nn.Module, blocks: Callable[[], Batch | None], schema: Schema) -> dict[str, float]:
         """Metrics of whole blocks [N, R, ...] and their window starts [N, S, ...], which `blocks()` reads from the store
         (None: not now). Called every few hundred updates."""
+        return {}
 
 
-class Defaults:
-    """What an algorithm does unless it says otherwise: it records nothing beside the action, has no recurrent state, and
-    explores by an epsilon."""
+@dataclass(frozen=True)
+class Observer(Algorithm):
+    """What the algorithms of the package share: how they see, and how they discount."""
 
-    exploration: ClassVar[str] = "epsilon"
+    gamma: Annotated[float, between(0, 1)] = 0.99
+    """Discount of a reward one step later."""
+    history: Annotated[int, above(0)] = 1
+    """Observations stacked for the network, the current one included."""
+    clip_reward: Annotated[float, at_least(0)] = 0.0
+    """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
+    stacked: tuple[str, ...] = ()
+    """Keys of a Dict observation that history stacks (none given: all)."""
+
+    def check(self, env: EnvSpec) -> None:
+        bounds.check(self, "algorithm.")
+        check_stacked(env, self.stacked)
+
+    def observe(self, rows: Tensors | Batch, at: int) -> Any:
+        """The network's input at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation. In a
+        batch the store has already blanked history of earlier episodes."""
+        return observation(rows, at, self.history, self.stacked, isinstance(rows, Batch) and self.window.slices)
+
+    def clipped(self, reward: Any) -> Any:
+        return reward.clip(-self.clip_reward, self.clip_reward) if self.clip_reward else reward
+
+    def torso(
+        self, env: EnvSpec, hidden: tuple[int, ...], convnet: str, network_from: str, large: str = "nature"
+    ) -> tuple[nn.Module, int]:
+        """The torso that `network_from` makes, or else the package's, and the width of its features."""
+        if not network_from:
+            torso = torso_for(env, self.history, self.stacked, hidden, convnet, large)
+            return torso, torso.features
+        net, out = user_network(network_from, env, self.history, self.stacked)
+        if out.ndim != 2 or len(out) != 2:
+            maps = f"must map [B, ...] observations to [B, features]; for B = 2 it gave {list(out.shape)}."
+            raise UserError(f"The network of {network_from} {maps}")
+        return net, out.shape[1]
+
+    def newest(self, rows: Tensors, state: Tensors) -> Rows:
+        """What an LSTM acts on: the last of rows [n, history, ...], as [n, 1, ...]."""
+        obs = each(self.observe(rows, self.history - 1), lambda x: x[:, None])
+        return Rows(obs, state[TAKEN][:, None], rows["reward"][:, -1:], None)
+
+    def sequence(self, net: Recurrent, batch: Batch, starts: Tensors) -> Rows:
+        """What a network sees of all rows from row history - 1 on."""
+        at = self.history - 1
+        obs, reward = observations(batch, self.history, self.stacked), batch["reward"][:, at:]
+        if net.core is None:
+            return Rows(obs, reward, reward, None)
+        own = net.encode(batch[net.taken][:, at:-1])  # [B, T - 1, E], taken at the row before
+        taken = torch.cat((starts[TAKEN][:, None], own), 1) * (~batch["first"][:, at:])[:, :, None]
+        return Rows(obs, taken, reward, batch.host["first"][:, at:])
+
+
+class Transitions(NamedTuple):
+    """Input of a one-step loss; observations are tensors, or dicts of them for a Dict observation."""
+
+    s_tm1: Any  # [B, ...]
+    a_tm1: Tensor  # [B, ...]
+    r_t: Tensor  # [B], the sum of m discounted rewards
+    discount_t: Tensor  # [B]
+    s_t: Any  # [B, ...]
+
+
+@dataclass(frozen=True)
+class ActionValues(Observer):
+    """A bootstrapped action value (DQN, DPG, R2D2): n-step transitions from sampled windows, and initial priorities.
+
+    While acting it records `q`, the value of the action taken, and `v`, the value that a bootstrap would use.
+    """
+
+    n: Annotated[int, above(0)] = 1
+    """Steps of reward before the bootstrap."""
+
+    @property
+    def window(self) -> Window:
+        return Window(history=self.history, lookahead=self.n)
 
     def extras(self, env: EnvSpec) -> Spec:
-        return {}
+        return {"q": spec((), np.float32), "v": spec((), np.float32)}
 
-    def state(self, env: EnvSpec) -> Spec:
-        return {}
+    def h(self, x: Any) -> Any:
+        """Values are learned under h: of the return x, the network learns h(x)."""
+        return x
 
-    def known_state(self, action: Array, state: Spec) -> Tree:
-        return {}
+    def h_inverse(self, x: Any) -> Any:
+        return x
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        return None
+        """|y - q| of each step."""
+        before = schema.window.before
+        return self.first_errors(columns)[..., before : before + schema.fresh]
 
-    def ahead(self, target: nn.Module, batch: Batch) -> Any:
-        return None
+    def first_errors(self, columns: Tree) -> Array:
+        """|y - q| [..., R - n] from the values recorded while acting."""
+        step = self.returns(columns["reward"], columns["discount"], columns["last"])
+        rows = np.arange(step.m.shape[-1])
+        v_t = np.take_along_axis(columns["v"], rows + step.m, axis=-1)
+        with np.errstate(all="ignore"):
+            y = self.h(step.reward + step.discount * self.h_inverse(v_t))
+            return np.asarray(np.abs(y - columns["q"][..., : len(rows)]))
 
-    def diagnose(self, net: nn.Module, blocks: Callable[[], Batch | None], schema: Schema) -> dict[str, float]:
-        return {}
+    def returns(self, reward: Any, discount: Any, last: Any) -> NStep:
+        return n_step(self.clipped(reward), discount, last, self.n, self.gamma)
+
+    def transitions(self, batch: Batch) -> Transitions:
+        """Row `at` is s_tm1, where the action was taken. The rewards and discounts of later rows make the return, which is
+        bootstrapped at row at + m, s_t."""
+        at = self.history - 1
+        step = self.returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
+        r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
+        s_t = self.observe(batch, at + self.n)
+        # Where an episode was truncated m is less than n. Where it terminated the discount is 0, so any row will do.
+        truncated = (step.m < self.n) & (step.discount > 0)  # [B, 1]
+        if truncated.any():  # rare
+            for k in range(1, self.n):
+                short = on_device(np.flatnonzero(truncated & (step.m == k)), batch.device)
+                s_t = each(s_t, partial(_put, short), self.observe(batch, at + k))
+        return Transitions(self.observe(batch, at), batch["action"][:, at], r_t, discount_t, s_t)
+
+
+def _put(index: Tensor, x: Tensor, other: Tensor) -> Tensor:
+    """x with the rows of `other` at these indices."""
+    return x.index_copy(0, index, other[index])

@@ -7,7 +7,7 @@ actor pi(s; phi)                            `net.pi`                            
 dq/da clipped to [-1, 1] by element         `clip_dqda`
 target networks phi-, psi-                  `target`, copied by the learner
 Gaussian noise on actions                   `explore`, in units of half the action's range
-n-step returns, priority |y - q|            see `transitions.ActionValues`
+n-step returns, priority |y - q|            see `base.ActionValues`
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from veldt.algorithms.base import Batch, Loss, Tensors
-from veldt.algorithms.transitions import ActionValues
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above, at_least
 from veldt.errors import UserError
-from veldt.nets.heads import NormedMLP
-from veldt.nets.tensors import as_float
+from veldt.nets.networks import NormedMLP
+from veldt.nets.torsos import as_float, blank_rows
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -85,12 +84,9 @@ class DPG(ActionValues):
             raise UserError(f"dpg takes vectors, but {env.name} has images ({', '.join(images)}).")
 
     def network(self, env: EnvSpec) -> nn.Module:
-        inputs = 0
-        for name, column in env.observation.items():
-            stack = self.history if not self.stacked or name.removeprefix("obs/") in self.stacked else 1
-            inputs += stack * int(np.prod(column.shape))
         assert isinstance(env.action_space, spaces.Box)
-        return ActorCritic(inputs, env.action_space, self.actor, self.critic)
+        blank = flat(self.observe(blank_rows(env, self.history), self.history - 1))
+        return ActorCritic(blank.shape[1], env.action_space, self.actor, self.critic)
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator

@@ -21,12 +21,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import Batch, Loss, Tensors
-from veldt.algorithms.transitions import ActionValues
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above
 from veldt.errors import UserError
-from veldt.nets.heads import QHead, QNetwork
-from veldt.nets.make import features_of, torso_for, user_network
+from veldt.nets.networks import QHead, QNetwork
+from veldt.nets.torsos import torso_for, user_network
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -54,8 +53,8 @@ class DQN(ActionValues):
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
-            return QNetwork(torso, QHead(features_of(torso), env.n_actions, self.dueling))
-        net, q = user_network(self.network_from, env, lambda rows: self.observe(rows, self.history - 1), self.history)
+            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling))
+        net, q = user_network(self.network_from, env, self.history, self.stacked)
         if tuple(q.shape) != (2, env.n_actions):
             raise UserError(
                 f"The network of {self.network_from} must map [B, ...] observations to [B, {env.n_actions}] action values; "
@@ -63,18 +62,11 @@ class DQN(ActionValues):
             )
         return net
 
-    def observe(self, rows: Tensors | Batch, at: int) -> Tensor | dict[str, Tensor]:
-        out = super().observe(rows, at)
-        if self.network_from:  # users' networks may call `view`, which needs contiguous tensors
-            return {key: x.contiguous() for key, x in out.items()} if isinstance(out, dict) else out.contiguous()
-        return out
-
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
         """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random action."""
-        q = np.ascontiguousarray(net(self.observe(rows, self.history - 1)).cpu().numpy())  # [n, actions]
-        return epsilon_greedy(q, explore, rng), state
+        return epsilon_greedy(net(self.observe(rows, self.history - 1)), explore, rng), state
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
@@ -89,10 +81,10 @@ class DQN(ActionValues):
         return Loss({"": loss}, priorities, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
 
 
-def epsilon_greedy(q: Array, explore: Array, rng: np.random.Generator) -> Tree:
+def epsilon_greedy(q: Tensor, explore: Array, rng: np.random.Generator) -> Tree:
     """Columns [n] from values q [n, actions]: `action`, `q` (its value) and `v` (the largest value)."""
-    amounts = explore if explore.flags.writeable else explore.copy()
-    return dict(zip(("action", "q", "v"), _epsilon_greedy(q, rng.random((2, len(q))), amounts), strict=True))
+    values, amounts = np.ascontiguousarray(q.cpu().numpy()), explore if explore.flags.writeable else explore.copy()
+    return dict(zip(("action", "q", "v"), _epsilon_greedy(values, rng.random((2, len(q))), amounts), strict=True))
 
 
 @numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)

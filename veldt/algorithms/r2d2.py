@@ -27,27 +27,25 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import Batch, Loss, Tensors
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.algorithms.dqn import epsilon_greedy
-from veldt.algorithms.transitions import ActionValues
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
-from veldt.nets.heads import QHead
-from veldt.nets.make import features_of, torso_for, user_torso
-from veldt.nets.recurrent import LSTM, TAKEN, C, H, recurrent_input
-from veldt.nets.tensors import each, flat_rows, on_device
+from veldt.nets.networks import LSTM, TAKEN, QHead, Recurrent, Rows, state_spec
+from veldt.nets.torsos import on_device
 from veldt.records.block import Schema, Window, trainable
-from veldt.records.history import observations
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Spec, Tree, namespace, spec
+from veldt.records.tree import Array, Spec, Tree, namespace
 
 
-class RecurrentQ(nn.Module):
+class RecurrentQ(Recurrent):
     """A torso, an LSTM if `lstm` > 0, and a dueling head: rows [B, T, ...] -> action values [B, T, actions].
 
     Without the LSTM it is feed-forward, and neither the last action nor the last reward is an input.
     """
+
+    taken = "action"
 
     def __init__(self, torso: nn.Module, features: int, actions: int, lstm: int, head: int) -> None:
         super().__init__()
@@ -56,51 +54,8 @@ class RecurrentQ(nn.Module):
         self.torso, self.actions = torso, actions
         self.head = QHead(lstm or features, actions, dueling=True, hidden=head)
 
-    def forward(self, rows: Rows, state: Tensors) -> Tensor:
-        x = self._input(rows)
-        q: Tensor = self.head(x if self.core is None else self.core.outputs(x, state[H], state[C], rows.first))
-        return q
-
-    def step(self, rows: Rows, state: Tensors) -> tuple[Tensor, Tensors]:
-        """Action values, and the state after the rows."""
-        x = self._input(rows)
-        if self.core is None:
-            return self.head(x), {}
-        y, h, c = self.core(x, state[H], state[C], rows.first)
-        return self.head(y), {H: h, C: c}
-
-    @torch.no_grad()
-    def burn_in(self, rows: Rows, state: Tensors) -> Tensors:
-        """The state after the rows, without a gradient."""
-        if self.core is None or not rows.reward.shape[1]:
-            return state
-        h, c = self.core.after(self._input(rows), state[H], state[C], rows.first)
-        return {H: h, C: c}
-
-    def _input(self, rows: Rows) -> Tensor:
-        """The input of the LSTM, or of the head if there is none: [B, T, ...]."""
-        features: Tensor = self.torso(flat_rows(rows.obs)).unflatten(0, rows.reward.shape)
-        return features if self.core is None else recurrent_input(features, rows.taken, rows.reward)
-
-
-@dataclass
-class Rows:
-    """The network's input: rows [B, T, ...]."""
-
-    obs: Any
-    taken: Tensor  # [B, T, actions], the last action, one-hot; zeros where an episode begins
-    reward: Tensor  # [B, T], received on arriving at the row
-    first: Array | None  # [B, T], where an episode begins; None: nowhere
-
-    def part(self, start: int, stop: int | None = None) -> Rows:
-        rows = slice(start, stop)
-        first = None if self.first is None else self.first[:, rows]
-        return Rows(each(self.obs, lambda x: x[:, rows]), self.taken[:, rows], self.reward[:, rows], first)
-
-    def select(self, index: Tensor) -> Rows:
-        """The rows of these indices into B."""
-        first = None if self.first is None else self.first[index.cpu().numpy()]
-        return Rows(each(self.obs, lambda x: x[index]), self.taken[index], self.reward[index], first)
+    def encode(self, taken: Tensor) -> Tensor:
+        return F.one_hot(taken, self.actions).float()
 
 
 class Ahead(NamedTuple):
@@ -160,45 +115,26 @@ class R2D2(ActionValues):
             raise UserError(f"r2d2 needs 0 <= h_epsilon < 1, not {self.h_epsilon}.")
 
     def state(self, env: EnvSpec) -> Spec:
-        if not self.lstm:
-            return {}
-        widths = {H: self.lstm, C: self.lstm, TAKEN: env.n_actions}
-        return {name: spec((width,), np.float32) for name, width in widths.items()}
+        return state_spec(self.lstm, env.n_actions)
 
     def known_state(self, action: Array, state: Spec) -> Tree:
         """The last action, one-hot."""
         return {TAKEN: action[:, None] == np.arange(state[TAKEN].shape[0])} if state else {}
 
     def network(self, env: EnvSpec) -> nn.Module:
-        if not self.network_from:
-            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
-            return RecurrentQ(torso, features_of(torso), env.n_actions, self.lstm, self.head)
-        torso, features = user_torso(self.network_from, env, self._newest, self.history)
+        torso, features = self.torso(env, self.hidden, self.convnet, self.network_from)
         return RecurrentQ(torso, features, env.n_actions, self.lstm, self.head)
-
-    def _newest(self, rows: Tensors) -> Any:
-        return self._contiguous(self.observe(rows, self.history - 1))
-
-    def _contiguous(self, obs: Any) -> Any:
-        """Users' networks may call `view`, which needs contiguous tensors."""
-        return each(obs, lambda x: x.contiguous()) if self.network_from else obs
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
         """Epsilon-greedy. The next state holds the action that is taken, random or not."""
         assert isinstance(net, RecurrentQ)
-        obs = each(self._newest(rows), lambda x: x[:, None])  # [n, 1, ...]
-        if self.lstm:
-            seen = Rows(obs, state[TAKEN][:, None], rows["reward"][:, -1:], None)
-        else:
-            nothing = torch.zeros(len(explore), 1, device=next(iter(rows.values())).device)
-            seen = Rows(obs, nothing, nothing, None)
-        q, after = net.step(seen, state)
-        out = epsilon_greedy(np.ascontiguousarray(q[:, 0].cpu().numpy()), explore, rng)
-        if self.lstm:
-            after[TAKEN] = F.one_hot(torch.from_numpy(out["action"]).to(q.device), net.actions).to(q.dtype)
-        return out, after
+        if not self.lstm:
+            return epsilon_greedy(net.head(net.torso(self.observe(rows, self.history - 1))), explore, rng), {}
+        q, after = net.step(self.newest(rows, state), state)
+        out = epsilon_greedy(q[:, 0], explore, rng)
+        return out, after | {TAKEN: net.encode(torch.from_numpy(out["action"]).to(q.device))}
 
     def h(self, x: Any) -> Any:
         return rescale(x, self.h_epsilon) if self.rescaling else x
@@ -207,13 +143,8 @@ class R2D2(ActionValues):
         return unrescale(x, self.h_epsilon) if self.rescaling else x
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        """From the values recorded while acting."""
-        window = schema.window
-        step = self._returns(columns["reward"], columns["discount"], columns["last"])
-        rows = np.arange(step.m.shape[-1])
-        v_t = np.take_along_axis(columns["v"], rows + step.m, axis=-1)
-        with np.errstate(all="ignore"):
-            td = np.abs(self.h(step.reward + step.discount * self.h_inverse(v_t)) - columns["q"][..., : len(rows)])
+        """Of each window, from the values recorded while acting."""
+        window, td = schema.window, self.first_errors(columns)
         trains = trainable(columns["valid"], columns["last"], window.lookahead)
         starts = [slice(s, s + window.length) for s in range(window.before, window.before + schema.fresh, window.stride)]
         return np.stack([self._window_priority(td[..., rows], trains[..., rows]) for rows in starts], -1)
@@ -230,8 +161,8 @@ class R2D2(ActionValues):
         assert isinstance(net, RecurrentQ) and isinstance(target, RecurrentQ)
         ahead: Ahead = batch.ahead or self.ahead(target, batch)
         rows, step, trains = ahead.rows, ahead.step, ahead.trains
-        state = net.burn_in(rows.part(0, self.burn_in), ahead.state)
-        q = net(rows.part(self.burn_in), state)  # [B, length + n, actions]
+        state = net.burn_in(rows[:, : self.burn_in], ahead.state)
+        q = net(rows[:, self.burn_in :], state)  # [B, length + n, actions]
         with torch.no_grad():
             v = self.h_inverse(ahead.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
             y = self.h(step.reward + step.discount * v.gather(1, ahead.bootstrap))
@@ -249,13 +180,13 @@ class R2D2(ActionValues):
     def ahead(self, target: nn.Module, batch: Batch) -> Ahead:
         """All of the loss that needs only the target network."""
         assert isinstance(target, RecurrentQ)
-        rows, state = self._rows(batch, target.actions, batch.starts), self._initial_state(batch.starts)
+        rows, state = self.sequence(target, batch, batch.starts), self._initial_state(batch.starts)
         trained = slice(self.history - 1 + self.burn_in, None)
-        host = self._returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
+        host = self.returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
         trains = trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained]
         step = NStep(*(on_device(x, batch.device) for x in host))
         with torch.no_grad():
-            q_target = target(rows.part(self.burn_in), target.burn_in(rows.part(0, self.burn_in), state))
+            q_target = target(rows[:, self.burn_in :], target.burn_in(rows[:, : self.burn_in], state))
         return Ahead(
             rows=rows,
             state=state,
@@ -265,17 +196,6 @@ class R2D2(ActionValues):
             action=batch["action"][:, trained][:, : self.length, None],
             q_target=q_target,
         )
-
-    def _rows(self, batch: Batch, actions: int, starts: Tensors) -> Rows:
-        """All rows from row history - 1 on."""
-        at = self.history - 1
-        obs = self._contiguous(observations(batch, self.history, self.stacked))
-        first, reward = batch["first"][:, at:], batch["reward"][:, at:]
-        if not self.lstm:
-            return Rows(obs, reward, reward, None)
-        own = F.one_hot(batch["action"][:, at:-1], actions).to(reward.dtype)  # taken at the row before
-        taken = torch.cat((starts[TAKEN][:, None], own), 1) * (~first)[:, :, None]
-        return Rows(obs, taken, reward, batch.host["first"][:, at:])
 
     def _initial_state(self, starts: Tensors) -> Tensors:
         """The state before row history - 1."""
@@ -288,26 +208,24 @@ class R2D2(ActionValues):
 
         It is the mean over windows whose episode begins before them in the block, and ends after them.
         """
-        if not self.lstm:
-            return {}
         assert isinstance(net, RecurrentQ)
-        batch, at, span = blocks(), self.history - 1, self.burn_in + self.length
+        batch = blocks() if self.lstm else None
         if batch is None:
             return {}
-        starts = batch.starts  # [N, S, ...]
-        rows = self._rows(batch, net.actions, {name: x[:, 0] for name, x in starts.items()})
+        starts, at, span = batch.starts, self.history - 1, self.burn_in + self.length  # starts are [N, S, ...]
+        rows = self.sequence(net, batch, {name: x[:, 0] for name, x in starts.items()})
         first, valid = batch.host["first"][:, at:], batch.host["valid"][:, at:]
         true = net(rows, {name: torch.zeros_like(x[:, 0]) for name, x in starts.items()})  # [N, R, actions]
         gaps: list[Tensor] = []
         for s in range(schema.starts):
             o = s * self.stride
             inside = first[:, :o].any(1) & ~first[:, o : o + span].any(1) & valid[:, o : o + span].all(1)
-            which = torch.from_numpy(np.flatnonzero(inside)).to(batch.device)
+            which = np.flatnonzero(inside)
             if not len(which):
                 continue
-            window = rows.part(o, o + span).select(which)
+            window = rows[which, o : o + span]
             state = self._initial_state({name: x[which, s] for name, x in starts.items()})
-            q = net(window.part(self.burn_in), net.burn_in(window.part(0, self.burn_in), state))
+            q = net(window[:, self.burn_in :], net.burn_in(window[:, : self.burn_in], state))
             expected = true[which, o + self.burn_in : o + span]
             scale = expected.abs().amax((1, 2)).clamp_min(1e-6)
             gaps.append((q - expected).norm(dim=2)[:, [0, -1]] / scale[:, None])

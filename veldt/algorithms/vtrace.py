@@ -23,36 +23,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt import bounds
-from veldt.algorithms.base import Batch, Defaults, Loss, Tensors
+from veldt.algorithms.base import Batch, Loss, Observer, Tensors
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
-from veldt.nets.make import features_of, torso_for, user_torso
-from veldt.nets.recurrent import LSTM, TAKEN, C, H, recurrent_input
-from veldt.nets.tensors import each, flat_rows
+from veldt.nets.networks import LSTM, TAKEN, Recurrent, state_spec
 from veldt.records.block import Window, trainable
-from veldt.records.history import check_stacked, observation, observations
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
 
 MIN_RATE = 0.01  # weight of a new batch in the running mean square of value targets; the first 100 weigh the same
 
 
-class PolicyAndValue(nn.Module):
-    """A torso, an LSTM if `lstm` > 0, and a linear head: observations -> parameters of the policy [..., P], value [...].
+class PolicyAndValue(Recurrent):
+    """A torso, an LSTM if `lstm`, and a linear head: rows [B, T, ...] -> parameters of the policy [B, T, P], values [B, T].
 
     The head's value is in units of `scale`: the running root mean square of value targets, at least 1. When the scale
     changes the head is rescaled, so that values stay the same (Pop-Art, van Hasselt et al. 2016, without the mean).
     """
 
+    head: nn.Linear
     square: Tensor  # [], running mean square of value targets
     batches: Tensor  # [], in that mean
 
     def __init__(self, torso: nn.Module, features: int, distribution: Distribution, lstm: int) -> None:
         super().__init__()
         self.torso, self.distribution = torso, distribution
+        self.taken, self.encode = distribution.taken, distribution.encode
         self.core = LSTM(features + distribution.encoded + 1, lstm) if lstm else None
         self.head = nn.Linear(lstm or features, distribution.size + 1)
         with torch.no_grad():  # the first policy is near uniform
@@ -74,46 +72,20 @@ class PolicyAndValue(nn.Module):
         self.head.weight[-1] *= before / self.scale
         self.head.bias[-1] *= before / self.scale
 
-    def forward(self, obs: Any) -> tuple[Tensor, Tensor]:
-        """Rows [B, ...] -> parameters and value, without an LSTM."""
-        return self._out(self.torso(obs))
-
     def policy(self, obs: Any) -> Tensor:
-        """Rows [B, ...] -> parameters, without an LSTM."""
+        """Without an LSTM, parameters alone: [B, ...] -> [B, P]."""
         out = F.linear(self.torso(obs), self.head.weight, self.head.bias)
         return self.distribution.normalize(out[..., :-1])
 
-    def unroll(self, obs: Any, taken: Tensor, reward: Tensor, first: Array, state: Tensors) -> tuple[Tensor, Tensor]:
-        """With the LSTM: rows [B, T, ...], the actions before them [B, T, E], rewards and `first` [B, T]."""
-        assert self.core is not None
-        return self._out(self.core.outputs(self._input(obs, taken, reward), state[H], state[C], first))
-
-    def step(self, obs: Any, taken: Tensor, reward: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """With the LSTM: one row [B, 1, ...] -> parameters [B, P], and the state after it."""
-        assert self.core is not None
-        y, h, c = self.core(self._input(obs, taken, reward), state[H], state[C], None)
-        return self._out(y)[0][:, 0], {H: h, C: c}
-
-    def _input(self, obs: Any, taken: Tensor, reward: Tensor) -> Tensor:
-        return recurrent_input(self.torso(flat_rows(obs)).unflatten(0, reward.shape), taken, reward)
-
-    def _out(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def out(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = self.head(x)
         return self.distribution.normalize(out[..., :-1]), out[..., -1] * self.scale
 
 
 @dataclass(frozen=True)
-class VTraceActorCritic(Defaults):
-    gamma: Annotated[float, between(0, 1)] = 0.99
-    """Discount of a reward one step later."""
+class VTraceActorCritic(Observer):
     unroll: Annotated[int, above(0)] = 20
     """Steps of an unroll, which an actor sends as one block; also the longest return before the bootstrap."""
-    history: Annotated[int, above(0)] = 1
-    """Observations stacked for the network, the current one included."""
-    clip_reward: Annotated[float, at_least(0)] = 0.0
-    """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
-    stacked: tuple[str, ...] = ()
-    """Keys of a Dict observation that history stacks (none given: all)."""
     lstm: Annotated[int, at_least(0)] = 0
     """Units of an LSTM over the features, the last action and the last reward; 0: none."""
     correction: Literal["vtrace", "one-step", "none"] = "vtrace"
@@ -147,8 +119,7 @@ class VTraceActorCritic(Defaults):
 
     def check(self, env: EnvSpec) -> None:
         distribution_for(env, "impala")
-        bounds.check(self, "algorithm.")
-        check_stacked(env, self.stacked)
+        super().check(env)
         if self.clip_rho < self.clip_c:
             raise UserError(f"algorithm.clip_c ({self.clip_c}) must not be greater than clip_rho ({self.clip_rho}).")
 
@@ -158,49 +129,30 @@ class VTraceActorCritic(Defaults):
         return own | distribution.extras
 
     def state(self, env: EnvSpec) -> Spec:
-        if not self.lstm:
-            return {}
-        widths = {H: self.lstm, C: self.lstm, TAKEN: distribution_for(env, "impala").encoded}
-        return {name: spec((width,), np.float32) for name, width in widths.items()}
+        return state_spec(self.lstm, distribution_for(env, "impala").encoded)
 
     def network(self, env: EnvSpec) -> nn.Module:
-        distribution = distribution_for(env, "impala")
-        if not self.network_from:
-            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, large="impala-shallow")
-            return PolicyAndValue(torso, features_of(torso), distribution, self.lstm)
-        torso, features = user_torso(self.network_from, env, self._newest, self.history)
-        return PolicyAndValue(torso, features, distribution, self.lstm)
-
-    def _newest(self, rows: Tensors) -> Any:
-        """The observations at the last row of rows [n, history, ...]."""
-        return self._contiguous(observation(rows, self.history - 1, self.history, self.stacked))
-
-    def _contiguous(self, obs: Any) -> Any:
-        """Users' networks may call `view`, which needs contiguous tensors."""
-        return each(obs, lambda x: x.contiguous()) if self.network_from else obs
+        torso, features = self.torso(env, self.hidden, self.convnet, self.network_from, large="impala-shallow")
+        return PolicyAndValue(torso, features, distribution_for(env, "impala"), self.lstm)
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
         """With probability explore[i] environment i samples from the policy, else it takes the most likely action."""
         assert isinstance(net, PolicyAndValue)
-        obs = self._newest(rows)
         if not self.lstm:
-            logits = net.policy(obs).cpu().numpy()  # [n, P]
+            logits = net.policy(self.observe(rows, self.history - 1)).cpu().numpy()  # [n, P]
             return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
-        reward = rows["reward"][:, -1:]  # [n, 1]
-        row = each(obs, lambda x: x[:, None])  # [n, 1, ...]
-        parameters, after = net.step(row, state[TAKEN][:, None], reward, state)
-        logits = parameters.cpu().numpy()
+        (parameters, _), after = net.step(self.newest(rows, state), state)
+        logits = parameters[:, 0].cpu().numpy()
         out = {"logits": logits, **net.distribution.draw(logits, explore, rng)}
-        taken = torch.from_numpy(out[net.distribution.taken]).to(reward.device)
-        return out, after | {TAKEN: net.distribution.encode(taken)}
+        return out, after | {TAKEN: net.encode(torch.from_numpy(out[net.taken]).to(parameters.device))}
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """Unrolls [B, T + 1]: the steps 0 ... T - 1 are trained, row T is the bootstrap."""
         assert isinstance(net, PolicyAndValue)
         distribution, at = net.distribution, self.history - 1
-        parameters, value = self._forward(net, batch)  # [B, T + 1, P], [B, T + 1]
+        parameters, value = net(self.sequence(net, batch, batch.starts), batch.starts)  # [B, T + 1, P], [B, T + 1]
         pi, mu = parameters[:, :-1], batch["logits"][:, at:-1]
         taken = batch[distribution.taken][:, at:-1]  # [B, T, ...]
         log_pi = distribution.log_prob(pi, taken)  # [B, T]
@@ -231,24 +183,10 @@ class VTraceActorCritic(Defaults):
         after = partial(net.rescale, mean_square) if self.normalize else None
         return Loss({"": loss}, torch.zeros(len(value)), metrics, after)
 
-    def _forward(self, net: PolicyAndValue, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Parameters of the policy [B, T + 1, P] and values [B, T + 1]."""
-        at = self.history - 1
-        obs = self._contiguous(observations(batch, self.history, self.stacked))  # [B, T + 1, ...]
-        first = batch["first"][:, at:]
-        if not self.lstm:
-            parameters, value = net(flat_rows(obs))
-            return parameters.unflatten(0, first.shape), value.unflatten(0, first.shape)
-        starts = batch.starts
-        encoded = net.distribution.encode(batch[net.distribution.taken][:, at:-1])  # [B, T, E], of the row before
-        taken = torch.cat((starts[TAKEN][:, None], encoded), 1) * (~first)[:, :, None]
-        return net.unroll(obs, taken, batch["reward"][:, at:], batch.host["first"][:, at:], starts)
-
     def _returns(self, batch: Batch, value: Tensor, trains: Array, ratio: Tensor) -> VTrace:
         """In NumPy on a CPU, where the loop over time is compiled."""
-        reward, discount = (batch.host[name][:, self.history - 1 :] for name in ("reward", "discount"))
-        if self.clip_reward:
-            reward = reward.clip(-self.clip_reward, self.clip_reward)
+        at = self.history - 1
+        reward, discount = self.clipped(batch.host["reward"][:, at:]), batch.host["discount"][:, at:]
         trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_rho)
         if self.correction != "vtrace":  # all ratios are 1
             trusted, clips = torch.ones_like(ratio), (1.0, 1.0, 1.0)

@@ -17,7 +17,7 @@ from veldt.bench.timing import machine
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.program import Program
-from veldt.topologies.apex import apex
+from veldt.topologies import apex
 
 
 @dataclasses.dataclass(frozen=True)

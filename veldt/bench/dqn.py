@@ -14,7 +14,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.program import Program
 from veldt.runtime import Inline
-from veldt.topologies.single import single
+from veldt.topologies import single
 
 HIDDEN, BATCH, START, LR, TARGET = (64, 64), 64, 1_000, 1e-3, 250
 

@@ -19,7 +19,7 @@ from veldt.bench.timing import machine
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.program import Program
-from veldt.topologies.apex import apex
+from veldt.topologies import apex
 
 EVAL_EVERY = 20_000
 

@@ -52,7 +52,7 @@ from veldt.errors import ProcessFailed, UserError
 from veldt.experiment import recipes, rules
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
-from veldt.nets.tensors import as_float
+from veldt.nets.torsos import as_float
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.history import History
 from veldt.records.step import EnvSpec
@@ -60,8 +60,8 @@ from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
 from veldt.runtime.local.local import Gate, Local
 from veldt.runtime.local.plan import GatePlan, Messages, messages_of
+from veldt.topologies import add_inference, add_learner
 from veldt.topologies.stores import add_store
-from veldt.topologies.wiring import add_inference, add_learner
 
 Contender = Literal["loop", "local", "shm", "grpc-unix", "grpc-tcp"]
 CENTRAL: tuple[Contender, ...] = ("shm", "grpc-unix", "grpc-tcp")

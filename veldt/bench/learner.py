@@ -25,7 +25,7 @@ from veldt.counters import Counters
 from veldt.experiment import recipes
 from veldt.learning.learner import Learner, LearnerConfig
 from veldt.learning.params import LatestParams
-from veldt.nets.recurrent import recurrent_input
+from veldt.nets.networks import recurrent_input
 from veldt.records.block import Block, Schema, window_items
 from veldt.records.history import observations
 from veldt.records.step import EnvSpec

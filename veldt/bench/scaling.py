@@ -15,8 +15,8 @@ from veldt.learning.params import LatestParams
 from veldt.program import CELL, ROWS, Program
 from veldt.runtime import Nodes
 from veldt.runtime.local.local import Local
+from veldt.topologies import add_actor
 from veldt.topologies.stores import add_store
-from veldt.topologies.wiring import add_actor
 
 WARM_S = 1.0
 

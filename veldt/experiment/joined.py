@@ -114,7 +114,7 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
     from veldt.experiment.settings import override
     from veldt.learning.params import LatestParams
     from veldt.storing.store import Store
-    from veldt.topologies.wiring import add_actor
+    from veldt.topologies import add_actor
 
     torch.set_num_threads(1)
     values = dict(told["config"])

@@ -28,7 +28,7 @@ from veldt.learning.params import Params
 from veldt.learning.publisher import Publisher
 from veldt.learning.updater import Flat, Owned, Updater
 from veldt.metrics import LEARNER
-from veldt.nets.conv import use_bfloat16
+from veldt.nets.torsos import use_bfloat16
 from veldt.records.step import EnvSpec
 from veldt.storing.store import Sample, Store
 

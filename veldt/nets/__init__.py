@@ -1,10 +1,7 @@
 """Networks. Integers become floats here; uint8 is scaled to [0, 1].
 
-    make.py        which torso an environment gets
-    heads.py       the MLP torso, and heads
-    conv.py        torsos for images
-    recurrent.py   the LSTM
-    tensors.py     arrays to tensors
+    torsos.py     observations to features: the MLP, torsos for images, and which of them an environment gets
+    networks.py   on a torso: heads, the LSTM, and networks that have one
 
 May import records, `errors` and `callables`.
 """

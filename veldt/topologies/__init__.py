@@ -1,40 +1,172 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
-    wiring    adds the nodes of one link to a program
-    stores    the stores that a config asks for
-    single    one actor, in the learner's process (DQN)
-    apex      many actors with a policy each (Ape-X, R2D2, R2D3; with a queue for a store: IMPALA)
-    seed      many actors, one policy for all (SEED RL): any of the above with `--inference central`
+    __init__.py   single, apex and seed, and the links that they add to a program: they differ in how many, and where
+    stores.py     the stores that a config asks for
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
-program: nothing outside presumes a node. May import acting, storing, learning, demos, envs and `program`; the config of
-`experiment` for type checking only.
+program: nothing outside presumes a node. Arguments named store, params, counters and recorder are Refs (`veldt.program`).
+May import acting, storing, learning, demos, envs and `program`; the config of `experiment` for type checking only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from veldt.program import Program
+from veldt.acting.actor import Actor
+from veldt.acting.batched import BatchedPolicy
+from veldt.acting.evaluator import Evaluator
+from veldt.acting.policy import LocalPolicy
+from veldt.acting.recorder import Recorder
+from veldt.acting.seam import send_examples
+from veldt.counters import Counters
+from veldt.envs import make_env
+from veldt.learning.learner import Learner
+from veldt.learning.params import LatestParams
+from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
-from veldt.topologies.apex import apex
-from veldt.topologies.seed import seed
-from veldt.topologies.single import single
+from veldt.seeds import derive
+from veldt.topologies.stores import add_store
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
+
+
+def single(program: Program, config: Config, env: EnvSpec) -> None:
+    """One actor, one store, one learner: the chain uncut, in one process (DQN).
+
+    [ Actor - Recorder - LocalPolicy ] -> [ Store ] -> [ Learner ] -> [ Params ] -> (back to the policy)
+    """
+    store, params, counters = add_shared(program, config, env)
+    learner = add_learner(program, config, env, store, params, counters)
+    add_actor(program, config, env, 0, store, params, counters, on=learner)
+    add_evaluator(program, config, env, params, counters)
+
+
+def apex(program: Program, config: Config, env: EnvSpec) -> None:
+    """Ape-X (Horgan et al., Distributed prioritized experience replay, 2018): many actors, one store, one learner.
+
+        [ Actor - Recorder - LocalPolicy ] x N
+                | blocks           ^ weights
+            [ Store ] -> [ Learner ] -> [ Params ]
+
+    Actors compute the first priorities from the values that they acted on, send blocks, and take newer weights every
+    `actor.refresh` steps. They wait only for an explicit limiter.
+
+    IMPALA (Espeholt et al. 2018) is the same drawing with a queue for a store: each unroll is learned from once, in the
+    order of arrival, and actors wait while the queue is full. An actor takes newer weights at the start of each unroll,
+    and records the parameters of the policy that it sampled its actions from; V-trace corrects for what the learner has
+    become since then. In processes, unrolls also wait in the streams to the store (`--queue` of them for each actor),
+    which adds to the lag.
+    """
+    store, params, counters = add_shared(program, config, env)
+    add_learner(program, config, env, store, params, counters)
+    for i in range(config.actors):
+        add_actor(program, config, env, i, store, params, counters)
+    add_evaluator(program, config, env, params, counters)
+
+
+def seed(program: Program, config: Config, env: EnvSpec) -> None:
+    """SEED RL (Espeholt et al. 2020): inference at the server. The cut through the chain moves; the links are the same.
+
+        [ Actor ] x N
+           | step  ^ action                                   (calls, answered in batches)
+        [ Recorder - BatchedPolicy ] -> [ Store ] -> [ Learner ] -> [ Params ] -> (back to the policy)
+
+    Actors step environments and nothing else: they hold no network, load no torch, and get no weights. One process
+    computes the actions of all of them in one forward pass, keeps their histories and recurrent states, and records. It is
+    not the learner's process: there, a forward pass would wait for every update. The store and the algorithm are the
+    config's.
+    """
+    store, params, counters = add_shared(program, config, env)
+    add_learner(program, config, env, store, params, counters)
+    recorder = add_inference(program, config, env, store, params, counters)
+    for i in range(config.actors):
+        add_light_actor(program, config, i, recorder, counters)
+    add_evaluator(program, config, env, params, counters)
+
 
 Topology = Callable[[Program, "Config", EnvSpec], None]
 TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex}  # by Config.topology
 
 
-def topology_of(config: Config) -> Topology:
-    """Central inference cuts any chain between the actor and its recorder."""
-    return seed if config.inference == "central" else TOPOLOGIES[config.topology]
-
-
 def make_program(config: Config, env: EnvSpec) -> Program:
+    """Central inference cuts any chain between the actor and its recorder."""
     program = Program()
-    topology_of(config)(program, config, env)
+    topology = seed if config.inference == "central" else TOPOLOGIES[config.topology]
+    topology(program, config, env)
     return program
+
+
+def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any, Any]:
+    """What actors and learner meet in: store, params and counters."""
+    counters = program.add("counters", Counters, ROWS)
+    params = program.add("params", LatestParams, CELL)
+    return add_store(program, config, config.schema(env)), params, counters
+
+
+def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
+    """In the store's process, and before the policies: the first weights are the learner's."""
+    how = (config.learner, config.steps, derive(config.seed, "learner"), config.device)
+    args = (config.algorithm, env, store, params, counters, *how)
+    return program.add("learner", Learner, *args, on=store, threads=config.threads, keep=True)
+
+
+def add_actor(
+    program: Program, config: Config, env: EnvSpec, i: int, store: Any, params: Any, counters: Any, on: Any = None
+) -> None:
+    """The i-th actor with its policy and recorder, in one process: that of `on`, or a new one."""
+    seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
+    explore = config.actor.explore(i * n, n, n * config.total_actors)
+    how = (explore, derive(seed, "policy", i), config.refresh)
+    policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
+    on = on or policy
+    recorder = _add_recorder(program, config, env, f"recorder/{i}", policy, store, on=on)
+    program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=on, elsewhere=True)
+
+
+def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
+    """One policy for all actors, and the recorder around it, in a process of their own. Returns the recorder."""
+    central, total = config.central, config.total_actors * config.envs_per_actor
+    local, n = config.runtime == "local", config.envs_per_actor // central.groups
+    explore, seed = config.actor.explore(0, total, total), derive(config.seed, "policy", 0)
+    args = (config.algorithm, env, params, counters, explore, seed)
+    policy = program.add(
+        "inference",
+        BatchedPolicy,
+        *args,
+        groups=config.total_actors * central.groups,
+        n=n,
+        batch=central.batch or total,
+        wait=1e-3 * central.wait_ms if local else 0.0,  # inline nothing could arrive meanwhile
+        together=central.groups,
+        device=central.device or config.device,
+        threads=config.threads,
+    )
+    examples = send_examples(env, n)
+    return _add_recorder(program, config, env, "recorder", policy, store, later=local, on=policy, examples=examples)
+
+
+def _add_recorder(program: Program, config: Config, env: EnvSpec, name: str, policy: Any, store: Any, **how: Any) -> Any:
+    args, first = (policy, store, config.algorithm, config.schema(env)), config.store.first_priorities
+    return program.add(name, Recorder, *args, first_priorities=first, **how)
+
+
+def add_light_actor(program: Program, config: Config, i: int, recorder: Any, counters: Any) -> None:
+    """The i-th actor under central inference, in a process without torch."""
+    envs = partial(make_env, config.env, protocol=config.protocol)
+    groups = tuple(range(i * config.central.groups, (i + 1) * config.central.groups))
+    n, name = config.envs_per_actor // config.central.groups, f"actor/{i}"
+    args = (envs, n, recorder, counters, config.seed, name, groups, INCARNATION)
+    program.add(name, Actor, *args, light=True, elsewhere=True)
+
+
+def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any) -> None:
+    """Greedy episodes with the newest weights, in a process of their own; none where eval.every is 0."""
+    if not config.eval.every:
+        return
+    algorithm, epsilon, policy_seed = config.algorithm, config.eval.epsilon, derive(config.seed, "greedy")
+    greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
+    every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
+    program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, config.seed, on=greedy)

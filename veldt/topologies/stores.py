@@ -42,17 +42,9 @@ def make_replay(config: Any, schema: Schema, memory: BlockMemory | None = None) 
     if store.samples_per_insert:
         burst, batch = config.envs_per_actor * schema.starts, config.learner.batch * config.learner.prefetch
         limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
-    return Replay(
-        schema,
-        _make_selector(config, size.slots * schema.starts, memory),
-        limiter,
-        size.capacity,
-        size.slots,
-        store.slack,
-        derive(config.seed, "store"),
-        memory,
-        pinned=config.device != "cpu",
-    )
+    selector, seed = _make_selector(config, size.slots * schema.starts, memory), derive(config.seed, "store")
+    how = (size.capacity, size.slots, store.slack, seed, memory)
+    return Replay(schema, selector, limiter, *how, pinned=config.device != "cpu")
 
 
 def make_queue(config: Any, schema: Schema, memory: BlockMemory | None = None) -> UnrollQueue:

@@ -51,7 +51,7 @@ log = logging.getLogger("veldt")
 
 def preload(light: bool) -> None:
     """Imports, in the zygote, what its children need."""
-    for module in ("acting.actor",) if light else ("experiment.run", "topologies.apex", "bench"):
+    for module in ("acting.actor",) if light else ("experiment.run", "topologies", "bench"):
         importlib.import_module(f"veldt.{module}")
 
 

@@ -1,0 +1,318 @@
+"""Torsos: observations -> features [B, F], which of them an environment gets, and networks made by a user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from veldt import callables
+from veldt.errors import UserError
+from veldt.records.history import observation
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, ArraySpec
+
+
+def on_device(x: Array, device: torch.device) -> Tensor:
+    """Copies to the device without waiting for the GPU. Pageable memory is staged at once; pinned memory must not change
+    until the copy is done."""
+    return torch.from_numpy(x).to(device, non_blocking=True)
+
+
+def as_float(x: Tensor) -> Tensor:
+    """float32; uint8 is scaled to [0, 1]."""
+    if x.dtype == torch.uint8:
+        return x.float().mul_(1 / 255)
+    return x if x.dtype == torch.float32 else x.float()
+
+
+def each(obs: Any, function: Callable[..., Tensor], *more: Any) -> Any:
+    """Applies a function to an observation, or to every value of a dict of them; `more` are its further arguments."""
+    if not isinstance(obs, dict):
+        return function(obs, *more)
+    return {key: function(x, *(other[key] for other in more)) for key, x in obs.items()}
+
+
+class Torso(nn.Module):
+    """[B, ...] -> [B, features]"""
+
+    features: int
+
+
+class MLP(Torso):
+    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        sizes = (inputs, *hidden)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.features = sizes[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = as_float(x).reshape(len(x), -1)
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            x = F.relu(F.linear(x, layer.weight, layer.bias))  # calling a small layer as a module takes twice as long
+        return x
+
+
+class Image(NamedTuple):
+    """The input of a convolutional network."""
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool = False
+
+
+class ConvNet(Torso):
+    """Convolutions, then one linear layer, each followed by ReLU: [B, channels, H, W] -> [B, features].
+
+    With `channels_last` the input is [B, ..., H, W, C], as cameras and renderers return it. History becomes channels.
+    """
+
+    convolutions: ClassVar[dict[str, tuple[int, int, int]]]  # name -> channels, kernel size, stride
+    in_bfloat16 = False  # compute in bfloat16; weights and features stay float32
+
+    def __init__(self, image: Image) -> None:
+        super().__init__()
+        self.image = image
+        self.layers(image.channels)
+        try:
+            with torch.no_grad():
+                flat = self.convolve(torch.zeros(1, image.channels, image.height, image.width)).flatten(1).shape[1]
+        except RuntimeError:
+            size = f"{image.height} x {image.width}"
+            raise UserError(
+                f"Images of {size} are too small for {type(self).__name__}; try convnet minatar or mlp."
+            ) from None
+        self.linear = nn.Linear(flat, self.features)
+
+    def layers(self, channels: int) -> None:
+        kind: type[nn.Conv2d] = FirstConv
+        for name, (size, kernel, stride) in self.convolutions.items():
+            self.add_module(name, kind(channels, size, kernel, stride))
+            kind, channels = nn.Conv2d, size
+
+    def convolve(self, x: Tensor) -> Tensor:
+        for name in self.convolutions:
+            x = F.relu(getattr(self, name)(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.image
+        x = x.movedim(-1, -3).contiguous() if image.channels_last else x
+        x = x.reshape(len(x), image.channels, image.height, image.width)
+        if not self.in_bfloat16:
+            return F.relu(self.linear(self.convolve(x).flatten(1)))
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return F.relu(self.linear(self.convolve(x).flatten(1))).float()
+
+
+class NatureCNN(ConvNet):
+    """Mnih et al. 2015."""
+
+    features = 512
+    convolutions: ClassVar = {"conv1": (32, 8, 4), "conv2": (64, 4, 2), "conv3": (64, 3, 1)}
+
+
+class ImpalaCNN(ConvNet):
+    """Espeholt et al. 2018, shallow (the network of Mnih et al. 2013, 2016)."""
+
+    features = 256
+    convolutions: ClassVar = {"conv1": (16, 8, 4), "conv2": (32, 4, 2)}
+
+
+class MinAtarCNN(ConvNet):
+    """Young and Tian 2019."""
+
+    features = 128
+    convolutions: ClassVar = {"conv": (16, 3, 1)}
+
+
+class ImpalaResNet(ConvNet):
+    """Espeholt et al. 2018, deep: three sections of 16, 32, 32 channels, linear 256.
+
+    A section is conv 3x3, max pooling 3x3/2 and two residual blocks; ReLU follows the last.
+    """
+
+    features = 256
+
+    def layers(self, channels: int) -> None:
+        sizes = (channels, 16, 32, 32)
+        kinds = (FirstConv, nn.Conv2d, nn.Conv2d)
+        self.sections = nn.ModuleList(kind(a, b, 3, padding=1) for kind, (a, b) in zip(kinds, pairwise(sizes), strict=True))
+        self.blocks = nn.ModuleList(nn.ModuleList(ResidualBlock(size) for _ in range(2)) for size in sizes[1:])
+
+    def convolve(self, x: Tensor) -> Tensor:
+        for section, blocks in zip(self.sections, self.blocks, strict=True):
+            x = F.max_pool2d(section(x), 3, 2, padding=1)
+            assert isinstance(blocks, nn.ModuleList)
+            for block in blocks:
+                x = block(x)
+        return F.relu(x)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), 3x3."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv2(F.relu(self.conv1(F.relu(x))))
+        return x + y
+
+
+class FirstConv(nn.Conv2d):
+    """The convolution over pixels: [B, C, H, W], floats or bytes.
+
+    A GPU's matrix units are efficient with many channels, but images have few. Where the stride s divides the kernel and
+    the image, squares of s x s pixels become channels there: the same sums, with a stride of 1.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return super().forward(as_float(x))
+        if self.folds(x):
+            return self.folded(x)
+        return super().forward(as_float(x.contiguous(memory_format=torch.channels_last)))  # for cuDNN's fast kernels
+
+    def folds(self, x: Tensor) -> bool:
+        s = self.stride[0]
+        return s > 1 and not any(n % s for n in (*self.kernel_size, *x.shape[2:])) and self.padding == (0, 0)
+
+    def folded(self, x: Tensor) -> Tensor:
+        s, weight = self.stride[0], self.weight
+        if x.dtype == torch.uint8:  # whole numbers up to 255 are exact in bfloat16
+            weight = weight * (1 / 255)
+        x = _squares(x, s).permute(0, 2, 4, 1, 3, 5)  # [B, H / s, W / s, C, s, s]
+        weight = _squares(weight, s).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)  # [out, C s s, kernel / s, kernel / s]
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(x.device.type) else torch.float32
+        x = torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)  # transposed and converted in one copy
+        return F.conv2d(x.flatten(3).movedim(3, 1), weight, self.bias)
+
+
+def _squares(x: Tensor, s: int) -> Tensor:
+    """[N, C, H, W] -> [N, C, H / s, s, W / s, s]"""
+    n, c, h, w = x.shape
+    return x.view(n, c, h // s, s, w // s, s)
+
+
+def use_bfloat16(net: nn.Module) -> None:
+    """All convolutional torsos of the network compute in bfloat16 from now on."""
+    for module in net.modules():
+        if isinstance(module, ConvNet):
+            module.in_bfloat16 = True
+
+
+class Concat(Torso):
+    """A torso for each key of a Dict observation; their features are concatenated."""
+
+    def __init__(self, torsos: dict[str, Torso]) -> None:
+        super().__init__()
+        self.keys = list(torsos)
+        self.torsos = nn.ModuleList(torsos.values())
+        self.features = sum(torso.features for torso in torsos.values())
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return torch.cat([torso(x[key]) for key, torso in zip(self.keys, self.torsos, strict=True)], 1)
+
+
+CONVNETS: dict[str, Callable[[Image], Torso]] = {
+    "nature": NatureCNN,
+    "minatar": MinAtarCNN,
+    "impala": ImpalaResNet,
+    "impala-shallow": ImpalaCNN,
+}
+
+
+def torso_for(
+    env: EnvSpec,
+    history: int,
+    stacked: tuple[str, ...],
+    hidden: tuple[int, ...],
+    convnet: str = "auto",
+    large: str = "nature",
+) -> Torso:
+    """A convolutional network for images, an MLP for other observations, one torso for each key of a Dict.
+
+    `auto`: uint8 or bool images of at least 36 x 36 get the convnet named by `large`; smaller ones with channels, as
+    MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to the large images of a Dict.
+    """
+    torsos: dict[str, Torso] = {}
+    for name, column in env.observation.items():
+        key = name.removeprefix("obs/")
+        stack = history if not stacked or key in stacked else 1
+        image = _image(column)
+        kind = _kind(image, column)
+        if convnet != "auto" and (name == "obs" or kind == "large"):
+            kind = convnet
+        elif kind == "large":
+            kind = large
+        if kind == "mlp":
+            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
+        elif image is None:
+            raise UserError(f"convnet {kind} needs an image, but {env.name} has the observation {list(column.shape)}.")
+        else:
+            torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels))
+    return torsos["obs"] if "obs" in env.observation else Concat(torsos)
+
+
+def _image(column: ArraySpec) -> Image | None:
+    """A column [H, W], [C, H, W] or [H, W, C]: equal sides are height and width; otherwise at most 4 are channels."""
+    shape = column.shape
+    if len(shape) not in (2, 3) or 0 in shape:
+        return None
+    if len(shape) == 2:
+        return Image(1, *shape)
+    squares = (shape[0] == shape[1], shape[1] == shape[2])
+    channels_last = squares[0] if squares[0] != squares[1] else shape[2] <= 4 or column.dtype == np.bool_
+    height, width = shape[:2] if channels_last else shape[1:]
+    return Image(shape[2] if channels_last else shape[0], height, width, channels_last)
+
+
+def _kind(image: Image | None, column: ArraySpec) -> str:
+    """ "large", "minatar" or "mlp"."""
+    if image is None or column.dtype not in (np.uint8, np.bool_):
+        return "mlp"
+    side = min(image.height, image.width)
+    if side >= 36:
+        return "large"
+    certain = image.height == image.width or image.channels <= 4 or column.dtype == np.bool_
+    return "minatar" if len(column.shape) == 3 and side >= 5 and certain else "mlp"
+
+
+def user_network(name: str, env: EnvSpec, history: int, stacked: tuple[str, ...]) -> tuple[nn.Module, Tensor]:
+    """The network that `module:callable` makes, and its output for two blank observations."""
+    make = callables.find(name)
+    if make is None:
+        raise UserError(f"There is no callable {name!r} to make a network with.")
+    try:
+        net: nn.Module = make(env)
+        net.register_forward_pre_hook(_contiguous)
+        with torch.no_grad():
+            out: Tensor = net(observation(blank_rows(env, history), history - 1, history, stacked))
+        single = all(parameter.dtype == torch.float32 for parameter in net.parameters())
+    except Exception as error:
+        raise UserError(f"The network of {name} cannot be made or run: {type(error).__name__}: {error}") from error
+    if not single:
+        raise UserError(f"The network of {name} must have float32 parameters.")
+    return net, out
+
+
+def blank_rows(env: EnvSpec, history: int) -> dict[str, Tensor]:
+    """Rows [2, history, ...] of zeros."""
+    return {name: torch.from_numpy(np.zeros((2, history, *c.shape), c.dtype)) for name, c in env.step.items()}
+
+
+def _contiguous(net: nn.Module, args: tuple[Any]) -> Any:
+    """Users' networks may call `view`, which needs contiguous tensors."""
+    return (each(args[0], Tensor.contiguous),)
