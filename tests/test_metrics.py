@@ -46,8 +46,7 @@ from veldt.runtime.grpc.gate import Gate
 from veldt.runtime.local import zygote
 from veldt.runtime.local.local import Local
 from veldt.runtime.services import StreamService
-from veldt.storing.mixture import Mixture
-from veldt.storing.replay import Replay
+from veldt.storing.replay import Mixture, Replay
 from veldt.watching.links import Link, links
 
 

@@ -1098,11 +1098,11 @@ def test_what_is_drawn_early_leaves_the_batch_that_is_learned_alone(device: str,
     of, weights = R2D2(burn_in=4, length=16, stride=8, n=3, lstm=16, head=0, hidden=(16,)), []
     for drawer in (ThreadPoolExecutor(1), Late()):
         learner = make_learner(VECTOR, of, 256, 60, device, fresh=64)
-        learner.store.ring._windows._buffers = Buffers(pinned=True)  # type: ignore[attr-defined]
+        learner.store._windows._buffers = Buffers(pinned=True)  # type: ignore[attr-defined]
         learner.feed._thread = drawer  # type: ignore[assignment]
         for _ in range(12):
             assert learner.step()
-        kept = next(iter(learner.store.ring._windows._buffers._kept.values()))  # type: ignore[attr-defined]
+        kept = next(iter(learner.store._windows._buffers._kept.values()))  # type: ignore[attr-defined]
         assert kept[0].nbytes >= Buffers.SMALL, "large enough to be used again"
         weights.append(learner.vector.cpu())
     assert torch.equal(*weights)

@@ -208,11 +208,11 @@ def test_a_store_behind_a_ring_becomes_the_same_store(kind: str, fds: list[int])
                 store_service(theirs, [reader]).step()
             assert host.step()
     host.step()
-    assert theirs.ring.duplicates == 5 and theirs.ring.inserted == ours.ring.inserted
+    assert theirs.duplicates == 5 and theirs.inserted == ours.inserted
     theirs.check_valid()
-    for one, other in ((ours.ring.rows, theirs.ring.rows), (ours.ring.starts, theirs.ring.starts)):
+    for one, other in ((ours.rows, theirs.rows), (ours.starts, theirs.starts)):
         assert all(one[name].tobytes() == other[name].tobytes() for name in one)
-    assert (ours.ring.items == theirs.ring.items).all()
+    assert (ours.items == theirs.items).all()
     if kind == "replay":
         assert (ours.selector.save() == theirs.selector.save()).all()
 

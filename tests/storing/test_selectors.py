@@ -23,12 +23,12 @@ def filled(selector, priorities):
 def test_probabilities_and_weights_are_the_papers(priorities, alpha, beta, n):
     """P(i) = p_i^a / sum p^a and w_i = (N P(i))^-b / max w; none counts less than the floor."""
     selector = filled(Prioritized(16, alpha, beta), priorities)
-    draw = selector.draw(n, np.random.default_rng(0))
+    leaves, probability = selector.draw(n, np.random.default_rng(0))
     mass = np.maximum(priorities, FLOOR) ** alpha
-    assert draw.probability.dtype == np.float64
-    np.testing.assert_allclose(draw.probability, mass[draw.leaves] / mass.sum(), rtol=1e-9)
-    weights = (len(priorities) * mass[draw.leaves] / mass.sum()) ** -beta
-    np.testing.assert_allclose(selector.weights(draw, len(priorities)), weights / weights.max(), rtol=1e-6)
+    assert probability.dtype == np.float64
+    np.testing.assert_allclose(probability, mass[leaves] / mass.sum(), rtol=1e-9)
+    weights = (len(priorities) * mass[leaves] / mass.sum()) ** -beta
+    np.testing.assert_allclose(selector.weights(probability, len(priorities)), weights / weights.max(), rtol=1e-6)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -36,7 +36,7 @@ def test_probabilities_and_weights_are_the_papers(priorities, alpha, beta, n):
 def test_each_stratum_gives_one_draw(priorities, n, seed):
     """The j-th leaf covers some of [j/n, (j+1)/n) of the total mass."""
     selector = filled(Prioritized(16, alpha=1.0), priorities)
-    leaves = selector.draw(n, np.random.default_rng(seed)).leaves
+    leaves, _ = selector.draw(n, np.random.default_rng(seed))
     ends = np.cumsum(np.maximum(priorities, FLOOR))
     begins = ends - np.maximum(priorities, FLOOR)
     tolerance = 1e-9 * ends[-1]
@@ -50,7 +50,7 @@ def test_draws_follow_the_probabilities(alpha):
     selector = filled(Prioritized(64, alpha), 10 ** rng.uniform(-2, 1, 60))
     selector.remove(np.arange(0, 60, 7))
     draws = [selector.draw(1, rng) for _ in range(20_000)] + [selector.draw(80, rng) for _ in range(1000)]
-    counts = np.bincount(np.concatenate([d.leaves for d in draws]), minlength=64)
+    counts = np.bincount(np.concatenate([leaves for leaves, _ in draws]), minlength=64)
     expected = selector.tree[:] / selector.tree.total * 100_000
     assert (counts[expected == 0] == 0).all()
     assert chi_square(counts[expected > 0], expected[expected > 0]) > 1e-4
@@ -69,8 +69,9 @@ def test_a_missing_priority_reads_as_the_largest_so_far():
 @given(PRIORITIES, st.integers(1, 16))
 def test_uniform_ignores_priorities(priorities, n):
     selector = filled(Uniform(16), priorities)
-    draw = selector.draw(n, np.random.default_rng(0))
-    assert (draw.probability == 1 / len(priorities)).all() and (selector.weights(draw, len(priorities)) == 1).all()
+    _, probability = selector.draw(n, np.random.default_rng(0))
+    assert (probability == 1 / len(priorities)).all() and (selector.weights(probability, len(priorities)) == 1).all()
+    assert (selector.tree[: len(priorities)] == 1).all()
 
 
 @settings(max_examples=examples(50), deadline=None)

@@ -165,7 +165,7 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
         if done[0] == 400:
             nodes.cut()
             store = nodes.objects["store"]
-            ring = store.ring
+            ring = store
             counts.update(steps=nodes.count("env_steps"), left=ring.size, inserted=ring.inserted, sampled=ring.sampled)
             return True
         return False

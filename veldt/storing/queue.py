@@ -3,83 +3,63 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from veldt.metrics import STORE
-from veldt.ports import Source
-from veldt.records.block import Block, Schema
-from veldt.records.tree import Array, Tree
+from veldt.records.block import Schema
+from veldt.records.tree import Array
 from veldt.storing.limiters import Limiter
 from veldt.storing.ring import BlockRing
 from veldt.storing.selectors import check_priorities
 from veldt.storing.slots import BlockMemory
-from veldt.storing.store import Blocks, Sample, Store
+from veldt.storing.store import Sample
 
 
-class UnrollQueue(Store):
+class UnrollQueue(BlockRing):
     """How many items may wait is up to the limiter. A block is freed once all of its items were given out.
 
-    Blocks and counts lie in block memory that may outlive the process: then the queue continues where the process was
-    killed, and no item is given out twice.
+    Priorities are checked and have no effect. A queue that continues where its process was killed gives out no item twice.
     """
 
-    METRICS: ClassVar = STORE
-
     def __init__(
-        self,
-        schema: Schema,
-        limiter: Limiter,
-        n_slots: int,
-        memory: BlockMemory | None = None,
-        pinned: bool = False,  # samples lie in pages that a GPU can read by itself
+        self, schema: Schema, limiter: Limiter, n_slots: int, memory: BlockMemory | None = None, pinned: bool = False
     ) -> None:
-        self.schema, self.limiter = schema, limiter
-        self.ring = ring = BlockRing(schema, n_slots, memory, pinned)
-        if memory is not None and memory.found:
-            ring.evicted = ring.inserted - ring.size - ring.sampled
+        super().__init__(schema, limiter, n_slots, memory, pinned)
+        if self.adopted:
+            self.evicted = self.inserted - self.size - self.sampled
             self._free()  # what the earlier process gave out and did not free
-            ring.keep()
-        self._unread = deque(ring.all_item_leaves().tolist())
+            self.keep()
+        self._find_unread()
 
-    def insert(self, block: Block, priorities: Array | None, source: Source | None = None) -> bool:
-        """Takes a block; False: not now. Priorities are checked and have no effect."""
-        ring = self.ring
-        if ring.is_duplicate(source):
-            return True
-        offsets = np.flatnonzero(block.items)
-        if not self.limiter.can_insert(len(offsets), ring.size, ring.inserted, ring.sampled):
-            return False
-        if priorities is not None:
-            assert priorities.shape == block.items.shape, (priorities.shape, block.items.shape)
-            check_priorities(priorities[offsets])
-        if ring.full:
-            return False
-        self._unread.extend((ring.next % ring.n_slots * self.schema.starts + offsets).tolist())
-        ring.append(block, source, len(offsets))
-        return True
+    def _find_unread(self) -> None:
+        self._unread = deque(self.item_leaves(self.oldest, self.next).tolist())
+
+    def _make_room(self, items: int) -> bool:
+        return not self.full
+
+    def _add_items(self, leaves: Array, priorities: Array | None) -> None:
+        self._unread.extend(leaves.tolist())
 
     def sample(self, n: int) -> Sample | None:
-        ring, unread = self.ring, self._unread
-        if not (ring.size > 0 and self.limiter.can_sample(n, ring.size, ring.inserted, ring.sampled)):
+        if not self.can_sample(n):
             return None
+        unread = self._unread
         assert n <= len(unread), (n, len(unread))
         probability = np.full(n, 1.0 / len(unread))
         leaves = np.array([unread.popleft() for _ in range(n)], np.int64)
-        sample = ring.read(leaves, np.ones(n, np.float32), probability)
-        ring.sampled += n
-        ring.items.reshape(-1)[leaves] = False
-        ring.size -= n
+        sample = self.read(leaves, np.ones(n, np.float32), probability)
+        self.sampled += n
+        self.items.reshape(-1)[leaves] = False
+        self.size -= n
         self._free()
-        ring.keep()
+        self.keep()
         return sample
 
     def _free(self) -> None:
         """Frees the oldest blocks that have no items left."""
-        ring = self.ring
-        while ring.oldest < ring.next and not ring.items[ring.oldest % ring.n_slots].any():
-            ring.erase_oldest()
+        while self.oldest < self.next and not self.items[self.oldest % self.n_slots].any():
+            self.erase_oldest()
 
     def update(self, keys: Array, priorities: Array) -> None:
         """Has no effect: what was sampled is gone."""
@@ -89,48 +69,20 @@ class UnrollQueue(Store):
     def trim(self) -> None:
         """Has no effect: a queue evicts nothing."""
 
-    def spread_blocks(self, n: int) -> Blocks:
-        return self.ring.spread_blocks(n)
-
-    def metrics(self) -> dict[str, float]:
-        return self.ring.metrics()
-
-    # Checkpoints.
-
-    @property
-    def oldest(self) -> int:
-        return self.ring.oldest
-
-    @property
-    def next(self) -> int:
-        return self.ring.next
-
-    def state(self) -> dict[str, Any]:
-        """All but the blocks themselves; `blocks` has those."""
-        return self.ring.state()
-
     def load_state(self, state: dict[str, Any]) -> None:
-        self.ring.load_state(state)
-        self._unread = deque(self.ring.all_item_leaves().tolist())
-
-    def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
-        return self.ring.blocks(since, most)
-
-    def load_blocks(self, first: int, blocks: Tree) -> None:
-        self.ring.load_blocks(first, blocks)
+        super().load_state(state)
+        self._find_unread()
 
     def drop_blocks(self, first: int, stop: int) -> int:
         """Removes the items of blocks first ... stop - 1, whose rows could not be read back, and those of all blocks before
         them, because slots are freed from the oldest on; how many items there were."""
-        leaves = self.ring.drop_items(self.ring.oldest, stop)
-        self._unread = deque(self.ring.all_item_leaves().tolist())
+        leaves = self.drop_items(self.oldest, stop)
+        self._find_unread()
         self._free()
-        self.ring.keep()
+        self.keep()
         return len(leaves)
 
     def check_valid(self) -> None:
-        """The invariants, for tests."""
-        ring = self.ring
-        ring.check_valid()
-        assert ring.inserted - ring.evicted - ring.sampled == ring.size
-        assert list(self._unread) == ring.all_item_leaves().tolist()
+        super().check_valid()
+        assert self.inserted - self.evicted - self.sampled == self.size
+        assert list(self._unread) == self.item_leaves(self.oldest, self.next).tolist()

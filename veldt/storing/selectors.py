@@ -6,46 +6,25 @@ the largest so far are what a checkpoint saves.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
 import numba
 import numpy as np
 
 from veldt.records.tree import Array
-from veldt.storing.slots import BlockMemory, PrivateMemory
+from veldt.storing.slots import BlockMemory
 from veldt.storing.sumtree import SumTree
 
 FLOOR = 1e-6  # the smallest priority
 
 
-class Draw(NamedTuple):
-    leaves: Array  # int64 [n]
-    probability: Array  # float64 [n]
-
-
-class Selector(Protocol):
-    def insert(self, leaves: Array, priorities: Array | None) -> None: ...
-    def remove(self, leaves: Array) -> None: ...
-    def update(self, leaves: Array, priorities: Array) -> None: ...
-    def draw(self, n: int, rng: np.random.Generator) -> Draw: ...
-    def weights(self, draw: Draw, size: int) -> Array: ...  # importance weights of a batch, float32 [n]
-    def raw_weights(self, probability: Array, size: int) -> Array: ...  # the same before they are normalized, float64
-    def save(self) -> Array: ...
-    def load(self, saved: Array) -> None: ...
-    def adopt(self, items: Array) -> None: ...  # the masses of these, as an earlier process left them in block memory
-    def check_valid(self, items: Array) -> None: ...
-
-
 class Prioritized:
     """P(i) = p_i^alpha / sum_j p_j^alpha; w_i = (N P(i))^-beta, divided by the largest of the batch (Schaul et al. 2016).
 
-    Draws are stratified: one from each of n equal segments of the total mass. A missing priority reads as the largest
-    seen so far.
+    A missing priority reads as the largest seen so far.
     """
 
     def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4, memory: BlockMemory | None = None) -> None:
         self.alpha, self.beta = alpha, beta
-        self.tree = SumTree(leaves, memory or PrivateMemory())
+        self.tree = SumTree(leaves, memory)
         self.largest = 1.0  # mass, that is p^alpha
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
@@ -64,11 +43,14 @@ class Prioritized:
     def remove(self, leaves: Array) -> None:
         self.tree.set(leaves, np.zeros(len(leaves)))
 
-    def draw(self, n: int, rng: np.random.Generator) -> Draw:
-        return draw_stratified(self.tree, n, rng)
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """One leaf from each of n equal segments of the total mass; and how likely each leaf was, float64."""
+        leaves, mass = self.tree.draw((np.arange(n) + rng.random(n)) / n)
+        return leaves, mass / self.tree.total
 
-    def weights(self, draw: Draw, size: int) -> Array:
-        weights = self.raw_weights(draw.probability, size)
+    def weights(self, probability: Array, size: int) -> Array:
+        """Importance weights of a batch, float32 [n]; `size` is the number of items in the store."""
+        weights = self.raw_weights(probability, size)
         weights /= weights.max()
         return weights.astype(np.float32)
 
@@ -83,6 +65,7 @@ class Prioritized:
         self.largest = float(saved[-1])
 
     def adopt(self, items: Array) -> None:
+        """Continues with the masses of these, as an earlier process left them in block memory."""
         self.tree.rebuild(np.where(items, self.tree[:], 0.0))
         self.largest = max(1.0, float(self.tree[:].max()))
 
@@ -91,50 +74,22 @@ class Prioritized:
         assert ((self.tree[:] > 0) == items).all()
 
 
-class Uniform:
-    """Every item is equally likely: it has a mass of one, and priorities are checked and have no effect."""
+class Uniform(Prioritized):
+    """Every item is equally likely, as with an alpha and a beta of 0: priorities are checked and have no effect."""
 
     def __init__(self, leaves: int, memory: BlockMemory | None = None) -> None:
-        self.tree = SumTree(leaves, memory or PrivateMemory())
+        super().__init__(leaves, 0.0, 0.0, memory)
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
         if priorities is not None:
             check_priorities(priorities)
-        self.tree.set(leaves, np.ones(len(leaves)))
+        super().insert(leaves, None)
 
     def update(self, leaves: Array, priorities: Array) -> None:
         check_priorities(priorities)
 
-    def remove(self, leaves: Array) -> None:
-        self.tree.set(leaves, np.zeros(len(leaves)))
-
-    def draw(self, n: int, rng: np.random.Generator) -> Draw:
-        return draw_stratified(self.tree, n, rng)
-
-    def weights(self, draw: Draw, size: int) -> Array:
-        return np.ones(len(draw.leaves), np.float32)
-
     def raw_weights(self, probability: Array, size: int) -> Array:
         return np.ones(len(probability))
-
-    def save(self) -> Array:
-        return np.append(self.tree[:], 1.0)
-
-    def load(self, saved: Array) -> None:
-        self.tree.rebuild(saved[:-1])
-
-    def adopt(self, items: Array) -> None:
-        self.tree.rebuild(items.astype(np.float64))
-
-    def check_valid(self, items: Array) -> None:
-        self.tree.check_valid()
-        assert (self.tree[:] == items).all()
-
-
-def draw_stratified(tree: SumTree, n: int, rng: np.random.Generator) -> Draw:
-    """One leaf from each of n equal segments of the total mass."""
-    leaves, mass = tree.draw((np.arange(n) + rng.random(n)) / n)
-    return Draw(leaves, mass / tree.total)
 
 
 def writeable(x: Array) -> Array:
