@@ -1344,7 +1344,7 @@ MUTANTS = [
     Mutant(
         "state-recorded-after-the-step",
         "The recurrent state is recorded as it is after the step.",
-        "acting/model.py",
+        "acting/policy.py",
         "for name, tensor in before.items():",
         "for name, tensor in after.items():",
         (
@@ -1430,7 +1430,7 @@ MUTANTS = [
     Mutant(
         "version-of-the-newest",
         "The version that is recorded is that of the newest weights, not of those that acted.",
-        "acting/model.py",
+        "acting/policy.py",
         "np.full(n, self.version)",
         'np.full(n, getattr(self.params, "weights").version)',
         (POLICY + "test_a_policy_that_is_asked_to_says_which_weights_it_acted_with",),
@@ -1518,7 +1518,7 @@ MUTANTS = [
     Mutant(
         "central-exploration-of-others",
         "Central inference: environments explore as much as the first ones of the run do.",
-        "acting/model.py",
+        "acting/policy.py",
         "np.asarray(self.explore, np.float64)[lanes]",
         "np.asarray(self.explore, np.float64)[: len(lanes)]",
         (INFERENCE + "test_every_environment_explores_as_much_as_it_is_told",),

@@ -15,9 +15,8 @@ from chaos import play, wait
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veldt.acting.actor import Actor
+from veldt.acting.actor import Actor, Evaluator
 from veldt.acting.batched import BatchedPolicy
-from veldt.acting.evaluator import Evaluator
 from veldt.acting.policy import LocalPolicy
 from veldt.counters import Counters
 from veldt.learning.learner import Learner

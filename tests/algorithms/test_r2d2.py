@@ -697,7 +697,7 @@ def rig(window: str = "plain", env: str = "walk", policy: str = "local") -> Rig:
     else:
         who = BatchedPolicy(of, probe.spec, params, counters, np.full(4, 0.5), 1, len(groups), n, batch=4, wait=0.0)
     params.publish(Weights(0, torch.nn.utils.parameters_to_vector(net.parameters()).detach().numpy()))
-    who.model.pull()
+    who.pull()
     log, store = Log(who), Keeping(Replay(schema, Uniform(10**4), MinSize(1), 10**4, 10**4 // schema.starts))
     recorder = Recorder(log, store, of, schema, max_age=0.0 if policy == "short blocks" else math.inf)  # type: ignore[arg-type]
     actor = Actor(make, n, recorder, counters, seed=3, groups=groups)
@@ -710,10 +710,8 @@ def rig(window: str = "plain", env: str = "walk", policy: str = "local") -> Rig:
             pass
     actor.close(), probe.close()
     sample = store.store.sample(300)
-    assert sample is not None and isinstance(who.model.net, RecurrentQ)
-    return Rig(
-        of, who.model.net, store.blocks, log, Batch(sample.rows, sample.starts, np.ones(300, np.float32), CPU), schema
-    )
+    assert sample is not None and isinstance(who.net, RecurrentQ)
+    return Rig(of, who.net, store.blocks, log, Batch(sample.rows, sample.starts, np.ones(300, np.float32), CPU), schema)
 
 
 class Lane(NamedTuple):

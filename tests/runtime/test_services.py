@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples, make_block, read_source
 
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.learning.params import LatestParams, Weights
 from veldt.ports import Source, ports_of
 from veldt.records.block import Block, Schema, Window

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from veldt.acting.exploration import Explore
-from veldt.acting.model import Model
-from veldt.acting.seam import Policy
+from veldt.acting.policy import Explore, NetworkPolicy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.learning.params import Params
@@ -22,7 +20,7 @@ from veldt.records.tree import Array, Tree
 MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
 
 
-class BatchedPolicy(Policy):
+class BatchedPolicy(NetworkPolicy):
     """Collects the records of groups of n environments each, and answers many groups with one forward pass.
 
     A batch is run once it has `batch` environments, or all groups of one actor wait, or the first group has waited for
@@ -31,8 +29,6 @@ class BatchedPolicy(Policy):
     """
 
     METRICS: ClassVar = INFERENCE
-
-    due: float = math.inf  # time.monotonic() at which the batch is run at the latest
 
     def __init__(
         self,
@@ -50,11 +46,10 @@ class BatchedPolicy(Policy):
         refresh: int = 1,  # batches between two pulls
         device: str = "cpu",
     ) -> None:
-        self.model = Model(algorithm, env, params, counters, explore, seed, refresh, device)
-        self.device, self.groups, self.n, self.batch, self.wait = device, groups, n, batch, wait
-        self.together = together
+        super().__init__(algorithm, env, params, counters, explore, seed, refresh, device)
+        self.groups, self.n, self.batch, self.wait, self.together = groups, n, batch, wait, together
+        self.due = math.inf  # time.monotonic() at which the batch is run at the latest
         self.asked: list[int] = []  # groups that wait, in the order of their rows in the batch
-        self._ready: dict[int, Tree] = {}
         self._refused: set[int] = set()  # groups for which `recv` returned None in this batch
         self._asks = [0] * -(-groups // together)  # by actor: groups that wait
         self._batches = self._rows_run = 0  # since the last `metrics`
@@ -92,13 +87,7 @@ class BatchedPolicy(Policy):
     def recv(self, group: int) -> Tree | None:
         if group in self.asked and self._is_due(group):
             self._run()
-        return self._ready.pop(group, None)
-
-    def record(self) -> None:
-        """Records nothing."""
-
-    def flush(self, group: int) -> bool:
-        return True
+        return super().recv(group)
 
     def reset(self, group: int) -> None:
         if group in self.asked:
@@ -127,12 +116,12 @@ class BatchedPolicy(Policy):
 
     @torch.inference_mode()
     def _run(self) -> None:
-        self.model.pull_if_due()
+        self.pull_if_due()
         asked, n, size = self.asked, self.n, self.n * len(self.asked)
         new = self._collected(size)
         lanes, index = self._lanes_of(tuple(asked))
         before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
-        out, after = self.model.act(self._append(new, index), before, size, lanes)
+        out, after = self.act(self._append(new, index), before, size, lanes)
         for name, x in after.items():
             self._states[name][index] = x
         for place, group in enumerate(asked):
@@ -175,14 +164,8 @@ class BatchedPolicy(Policy):
         return rows
 
     def metrics(self) -> dict[str, float]:
-        metrics = self.model.metrics()
+        metrics = super().metrics()
         if self._batches:
             metrics["inference_batch"] = self._rows_run / self._batches
         self._batches = self._rows_run = 0
         return metrics
-
-    def state(self) -> dict[str, Any]:
-        return self.model.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.model.load_state(state)

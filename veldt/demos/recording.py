@@ -23,7 +23,7 @@ from veldt.records.tree import Array, Spec, Tree
 from veldt.seeds import derive
 
 if TYPE_CHECKING:  # recording with an expert needs no torch
-    from veldt.acting.seam import Policy
+    from veldt.acting.actor import Policy
 
 SHARD = 64 * 2**20  # bytes of a shard
 ATTEMPTS = 20  # episodes played at most for each one wanted
