@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veldt.acting.actor import Actor, Evaluator
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.counters import Counters
 from veldt.learning.learner import Learner
 from veldt.metrics import (

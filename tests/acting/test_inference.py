@@ -14,9 +14,8 @@ from oracles import examples
 from running import run_until
 from test_services import Sums, client, serve, server, step
 
-from veldt.acting import batched as inference
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting import policy as inference
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.algorithms.vtrace import VTraceActorCritic

@@ -27,8 +27,7 @@ from oracles import trainable as trainable_by_definition
 from test_vtrace import Walk
 
 from veldt.acting.actor import Actor
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Batch
 from veldt.algorithms.r2d2 import R2D2, RecurrentQ
@@ -1071,7 +1070,7 @@ def test_a_run_tells_delta_q_and_is_not_changed_by_it(tmp_path: Path, monkeypatc
     }
     told = []
     for every in (5, 10**9):
-        monkeypatch.setattr("veldt.learning.diagnosis.EVERY", every)
+        monkeypatch.setattr("veldt.learning.learner.DIAGNOSE_EVERY", every)
         run = train("r2d2", env="veldt/TMaze-v0", run=tmp_path / str(every), quiet=True, **settings)
         told.append([line["delta_q_last"] for line in run.metrics if "delta_q_last" in line])
     assert told[0] and max(told[0]) > 0 and not told[1]

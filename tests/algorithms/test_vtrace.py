@@ -36,7 +36,7 @@ from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
-from veldt.storing.queue import UnrollQueue
+from veldt.storing.ring import UnrollQueue
 
 CPU = torch.device("cpu")
 

@@ -24,7 +24,7 @@ from chaos import Checker, Verdict, child, config_of, play, program_of, steps_of
 from routing import Routed, expected
 
 from veldt.acting.actor import Actor, send_examples
-from veldt.acting.batched import BatchedPolicy
+from veldt.acting.policy import BatchedPolicy
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError

@@ -25,8 +25,8 @@ from veldt.runtime.shm.latest import Latest
 from veldt.runtime.shm.memory import make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized
 from veldt.storing.store import Store
 

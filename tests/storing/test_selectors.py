@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import chi_square, examples
 
+from veldt.records.block import Block, Schema, Window
+from veldt.records.step import FLAG
+from veldt.records.tree import spec
+from veldt.storing.limiters import MinSize
+from veldt.storing.replay import Replay
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 
+FLAGS = {"first": FLAG, "last": FLAG, "valid": FLAG}
 PRIORITIES = st.lists(st.floats(0, 100), min_size=1, max_size=12)
 
 
@@ -87,9 +93,14 @@ def test_a_saved_selector_is_the_same_to_the_bit(priorities, removed):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("make", [Prioritized, Uniform])
 def test_bad_priorities_are_refused(make, bad):
-    selector = filled(make(4), [1.0, 2.0])
-    before = selector.save()
-    for act in (selector.update, selector.insert):
-        with pytest.raises(ValueError, match="finite"):
-            act(np.array([1]), np.array([bad]))
-    assert (selector.save() == before).all()
+    schema = Schema({"obs": spec((), np.float32), **FLAGS}, Window(), 2)
+    store = Replay(schema, make(8), MinSize(), 8, 4)
+    rows = schema.layout.zeros(schema.rows)
+    block = Block(schema, rows, {}, np.ones(2, np.bool_))
+    assert store.insert(block, np.array([1.0, 2.0]))
+    before = store.selector.save()
+    with pytest.raises(ValueError, match="finite"):
+        store.insert(block, np.array([1.0, bad]))
+    with pytest.raises(ValueError, match="finite"):
+        store.update(np.array([1]), np.array([bad]))
+    assert (store.selector.save() == before).all() and store.size == 2

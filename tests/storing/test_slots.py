@@ -28,8 +28,8 @@ from veldt.records.tree import Tree, spec
 from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized, Uniform
 from veldt.storing.slots import PrivateMemory, Slots
 from veldt.storing.store import Sample

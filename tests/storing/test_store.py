@@ -18,8 +18,8 @@ from veldt.ports import Source
 from veldt.records.block import Schema, Window
 from veldt.records.tree import PACKED, spec
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 from veldt.storing.slots import Size, parse_capacity, plan_size
 

@@ -26,7 +26,7 @@ from veldt.learning.learner import Learner
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
-from veldt.storing.queue import UnrollQueue
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.store import Sample
 from veldt.topologies.apex import apex
 from veldt.topologies.stores import store_builder

@@ -39,8 +39,7 @@ import torch
 import yaml
 
 from veldt.acting.actor import Actor, send_examples
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side

@@ -2,10 +2,9 @@
 
     store.py      Store, the protocol that recorder and learner see; Sample, Blocks; blocks as messages between processes
     replay.py     Replay: items are drawn again and again by a selector; Mixture: with demonstrations beside it (R2D3)
-    queue.py      UnrollQueue: each item once, oldest first (IMPALA)
-    selectors.py  which items a replay draws; sumtree.py is what prioritized draws use
+    selectors.py  which items a replay draws; the sum tree
     limiters.py   when inserts or samples wait
-    ring.py       BlockRing: what all stores have in common
+    ring.py       BlockRing: what all stores have in common; UnrollQueue: each item once, oldest first (IMPALA)
     slots.py      where blocks lie, and how many a capacity takes; windows.py: how they are read
 
 May import records and the top-level modules (ports, program, metrics, errors, machine); no other package.

@@ -17,7 +17,7 @@ from veldt.records.block import Schema
 from veldt.records.tree import Array
 from veldt.storing.limiters import Limiter
 from veldt.storing.ring import BlockRing
-from veldt.storing.selectors import Prioritized, check_priorities, writeable
+from veldt.storing.selectors import Prioritized, check_priorities
 from veldt.storing.slots import BlockMemory
 from veldt.storing.store import Sample
 
@@ -72,7 +72,7 @@ class Replay(BlockRing):
         """New priorities for sampled items. Keys of blocks that are gone are ignored and counted."""
         assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
         priorities, starts = check_priorities(priorities), self.schema.starts
-        keys, items = writeable(np.ascontiguousarray(keys)), self.items.reshape(-1)
+        keys, items = np.array(keys, np.int64), self.items.reshape(-1)
         found, kept, known = _alive(keys, priorities, items, self.oldest * starts, self.next * starts)
         assert known, "update: a key that no sample returned"
         self.stale += len(keys) - len(found)

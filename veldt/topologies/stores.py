@@ -15,8 +15,8 @@ from veldt.program import BLOCK_MEMORY, Program
 from veldt.records.block import Schema
 from veldt.seeds import derive
 from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Mixture, Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized, Uniform
 from veldt.storing.slots import BlockMemory, Size, plan_size
 from veldt.storing.store import insert_examples

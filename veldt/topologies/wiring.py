@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veldt.acting.actor import Actor, Evaluator, send_examples
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.counters import Counters
 from veldt.envs import make_env
