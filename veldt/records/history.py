@@ -20,9 +20,11 @@ class History:
 
     def __init__(self, env: EnvSpec, history: int, n: int, rewards: bool = False) -> None:
         self.history, self.at = history, history - 1
-        self.names = [*env.observation, *(["reward"] if rewards else [])]
-        columns = {name: env.step[name] for name in (*self.names, "first", "valid")} if history > 1 else {}
-        self.rows = {name: np.zeros((n, 8 * history, *c.shape), c.dtype) for name, c in columns.items()}
+        others = ("reward",) if rewards else ()
+        self.names = [*env.observation, *others]
+        room = 1 if history == 1 else 8 * history
+        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
+        self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
 
     def append(self, step: Tree) -> Tree:
         if self.history == 1:  # nothing is stacked, so no flags are needed
@@ -51,23 +53,30 @@ def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
 
     What lies before the episode's first row, or beyond a row that is not valid, reads as zero.
     """
-    rows = slice(at - history + 1, at + 1)
-    return x[:, rows] * _same_episode(first[:, rows], valid[:, rows], history, x.ndim - 2)[:, 0]
+    x = x[:, at - history + 1 : at + 1]
+    if history == 1:
+        return x
+    xp = namespace(x)
+    same = xp.ones_like(first[:, :history])  # [B, history], same[j]: row j belongs to the episode of the row `at`
+    for j in range(history - 2, -1, -1):
+        row = at - history + 1 + j
+        same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]
+    if xp is np and same.all():
+        return x
+    return x * same.reshape(*same.shape, *[1] * (x.ndim - 2))
 
 
 def stack_windows(x: Any, first: Any, valid: Any, history: int) -> Any:
-    """The stacks of every row from history - 1 on: torch [B, T, ...] -> [B, T - history + 1, history, ...]."""
+    """The stacks of every row that has history - 1 rows before it: torch [B, T, ...] -> [B, T - history + 1, history, ...].
+
+    What lies before the episode's first row, or beyond a row that is not valid, reads as zero, as in `stack_history`.
+    """
+    rows = x.shape[1] - history + 1
     stacks = x.unfold(1, history, 1).movedim(-1, 2)  # a view
-    return stacks * _same_episode(first, valid, history, x.ndim - 2)
-
-
-def _same_episode(first: Any, valid: Any, history: int, ndim: int) -> Any:
-    """Which rows of each row's stack are of its episode: [B, T] -> [B, T - history + 1, history], and `ndim` axes of 1."""
-    rows, xp = first.shape[1] - history + 1, namespace(first)
-    same = [xp.ones_like(first[:, :rows])]  # the row itself, then those before it
+    same = first.new_ones(len(first), rows, history)  # [B, T - history + 1, history], of the episode of its row
     for j in range(history - 2, -1, -1):
-        same.append(same[-1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows])
-    return xp.stack(same[::-1], 2).reshape(len(first), rows, history, *[1] * ndim)
+        same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]
+    return stacks * same.reshape(*same.shape, *[1] * (x.ndim - 2))
 
 
 def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (), blanked: bool = False) -> Any:
