@@ -198,11 +198,9 @@ def make_learner(job: Job, settings: Settings) -> Learner:
     recorder = Recorder(script, store if settings.initial == "td" else Unjudged(store), dqn, schema)
     fill(envs, recorder, script, seed)
     envs.close()
-    assert store.ring.size == transitions(n), (store.ring.size, transitions(n))
-    reward = schema.layout.columns(store.ring.rows)["reward"].reshape(slots, schema.rows)[
-        :, 1:
-    ]  # of the step at each start
-    assert reward[store.ring.items].sum() == 1, "one sequence in 2^n is rewarded"
+    assert store.size == transitions(n), (store.size, transitions(n))
+    reward = schema.layout.columns(store.rows)["reward"].reshape(slots, schema.rows)[:, 1:]  # of the step at each start
+    assert reward[store.items].sum() == 1, "one sequence in 2^n is rewarded"
     return learner
 
 

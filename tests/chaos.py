@@ -22,7 +22,7 @@ import psutil
 import torch
 from running import run_until
 
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.algorithms.dqn import DQN
 from veldt.envs.small import Counter
 from veldt.experiment import recipes

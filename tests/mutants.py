@@ -600,8 +600,8 @@ MUTANTS = [
         "evicted-items-keep-their-mass",
         "The items of an evicted block can still be drawn.",
         "storing/replay.py",
-        "        self.selector.remove(leaves)\n        ring.size -= len(leaves)",
-        "        ring.size -= len(leaves)",
+        "        self.selector.remove(leaves)\n        self.size -= len(leaves)",
+        "        self.size -= len(leaves)",
         (MACHINE,),
         ("ray-project/ray#54284",),
     ),
@@ -609,32 +609,32 @@ MUTANTS = [
         "capacity-exceeded",
         "A block is let in as long as the store was not full before it, and the capacity is exceeded.",
         "storing/replay.py",
-        "ring.size + more > self.hard_capacity",
-        "ring.size > self.hard_capacity",
+        "self.size + more > self.hard_capacity",
+        "self.size > self.hard_capacity",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
     ),
     Mutant(
         "trim-evicts-one-too-many",
         "A store that is just full loses one more block.",
         "storing/replay.py",
-        "while self.ring.size > self.capacity:",
-        "while self.ring.size >= self.capacity:",
+        "while self.size > self.capacity:",
+        "while self.size >= self.capacity:",
         (STORE + "test_slack_is_used_by_inserts_and_given_back_by_trim",),
     ),
     Mutant(
         "duplicates-accepted",
         "A message that comes twice is stored twice.",
         "storing/ring.py",
-        "self.latest.get(source.channel, -1) < source.number",
-        "self.latest.get(source.channel, -1) <= source.number",
+        "self.latest.get(source.channel, -1) >= source.number",
+        "self.latest.get(source.channel, -1) > source.number",
         (STORE + "test_a_message_is_taken_once",),
     ),
     Mutant(
         "samples-counted-as-one",
         "A sample counts as one item for the limiter, whatever its size.",
         "storing/replay.py",
-        "self.ring.sampled += n",
-        "self.ring.sampled += 1",
+        "self.sampled += n",
+        "self.sampled += 1",
         (MACHINE,),
     ),
     # Priorities
@@ -642,8 +642,8 @@ MUTANTS = [
         "floor-removed",
         "An item whose error was zero once can never be drawn again.",
         "storing/selectors.py",
-        "mass = np.maximum(check_priorities(priorities), FLOOR)",
-        "mass = check_priorities(priorities).copy()",
+        "mass = np.maximum(priorities, FLOOR)",
+        "mass = priorities.copy()",
         (STORE + "test_sample_returns_at_once_in_any_state",),
     ),
     Mutant(
@@ -715,7 +715,7 @@ MUTANTS = [
     Mutant(
         "queue-as-a-stack",
         "A queue gives its newest items first.",
-        "storing/queue.py",
+        "storing/ring.py",
         "unread.popleft()",
         "unread.pop()",
         (STORE + "TestQueue",),
@@ -724,7 +724,7 @@ MUTANTS = [
     Mutant(
         "nan-mass-accepted",
         "A mass that is not a number makes every sum above it not a number.",
-        "storing/sumtree.py",
+        "storing/selectors.py",
         "well &= (mass[i] >= 0) & (mass[i] < np.inf)",
         "well &= not (mass[i] < 0)",
         (SUMTREE + "test_bad_masses_are_refused_and_change_nothing",),
@@ -733,7 +733,7 @@ MUTANTS = [
     Mutant(
         "zero-mass-drawn-at-the-end",
         "Where rounding leaves a little mass beyond the last child, a leaf without mass is drawn.",
-        "storing/sumtree.py",
+        "storing/selectors.py",
         "                while nodes[group + np.uint64(child)] == 0:\n                    child -= 1\n",
         "",
         (SUMTREE + "test_a_leaf_without_mass_is_never_drawn",),
@@ -745,7 +745,7 @@ MUTANTS = [
     Mutant(
         "zero-mass-drawn-at-a-boundary",
         "A draw that falls on a boundary takes the leaf before it, even if that has no mass.",
-        "storing/sumtree.py",
+        "storing/selectors.py",
         "passed = left >= upto",
         "passed = left > upto",
         (SUMTREE + "test_a_leaf_without_mass_is_never_drawn",),
@@ -754,7 +754,7 @@ MUTANTS = [
     Mutant(
         "float32-sums",
         "Sums are rounded to float32.",
-        "storing/sumtree.py",
+        "storing/selectors.py",
         "    return left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))",
         "    return np.float64(np.float32(left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))))",
         (SUMTREE + "test_a_million_updates_leave_no_drift",),
@@ -763,7 +763,7 @@ MUTANTS = [
     Mutant(
         "sums-updated-by-differences",
         "Parents are adjusted by the difference of a leaf, and drift away from the sum of their children.",
-        "storing/sumtree.py",
+        "storing/selectors.py",
         "        changed[i] = np.uint64(index[i])\n        nodes[changed[i]] = mass[i]\n    count = len(index)\n",
         "        at = np.uint64(index[i])\n"
         "        change = mass[i] - nodes[at]\n"
@@ -778,7 +778,7 @@ MUTANTS = [
     Mutant(
         "upper-levels-not-updated",
         "Only the two levels above the leaves are updated.",
-        "storing/sumtree.py",
+        "storing/selectors.py",
         "    count = len(index)\n    for level in range(1, len(levels) - 1):",
         "    count = len(index)\n    for level in range(1, min(3, len(levels) - 1)):",
         (SUMTREE + "test_a_million_updates_leave_no_drift",),
@@ -1039,7 +1039,7 @@ MUTANTS = [
     Mutant(
         "cut-keeps-the-prepared-batch",
         "A batch that was drawn early, before a checkpoint, is learned after it.",
-        "learning/feed.py",
+        "learning/learner.py",
         "self._samples.clear()\n        self._prepared = None",
         "self._samples.clear()",
         (
@@ -1050,7 +1050,7 @@ MUTANTS = [
     Mutant(
         "gradient-scaled-up",
         "A small gradient is scaled up to the norm that large ones are clipped to.",
-        "learning/updater.py",
+        "learning/optim.py",
         "if self.clip_norm and norm > self.clip_norm:",
         "if self.clip_norm:",
         ("tests/learning/test_updater.py::test_the_gradient_is_clipped_to_its_norm",),
@@ -1092,7 +1092,7 @@ MUTANTS = [
     Mutant(
         "slots-rounded-down",
         "The last part of a block that the capacity needs is left out, and the store never reaches it.",
-        "storing/size.py",
+        "storing/slots.py",
         "-(-int(items * (1 + slack)) // schema.starts)",
         "int(items * (1 + slack)) // schema.starts",
         (STORE + "test_a_store_given_steps_has_room_for_them",),
@@ -1100,7 +1100,7 @@ MUTANTS = [
     Mutant(
         "context-not-counted",
         "The rows that blocks repeat as context are left out of the bytes, and the store outgrows them.",
-        "storing/size.py",
+        "storing/slots.py",
         "block = schema.nbytes + ",
         "block = schema.fresh * schema.layout.nbytes + ",
         (STORE + "test_a_store_given_bytes_stays_within_them",),
@@ -1344,7 +1344,7 @@ MUTANTS = [
     Mutant(
         "state-recorded-after-the-step",
         "The recurrent state is recorded as it is after the step.",
-        "acting/model.py",
+        "acting/policy.py",
         "for name, tensor in before.items():",
         "for name, tensor in after.items():",
         (
@@ -1422,7 +1422,7 @@ MUTANTS = [
     Mutant(
         "lagged-weights-are-the-newest",
         "Weights that are held back are a view of the learner's own.",
-        "learning/publisher.py",
+        "learning/params.py",
         "weights._replace(vector=weights.vector.copy())",
         "weights",
         (LEARNER + "test_published_weights_may_be_held_back",),
@@ -1430,7 +1430,7 @@ MUTANTS = [
     Mutant(
         "version-of-the-newest",
         "The version that is recorded is that of the newest weights, not of those that acted.",
-        "acting/model.py",
+        "acting/policy.py",
         "np.full(n, self.version)",
         'np.full(n, getattr(self.params, "weights").version)',
         (POLICY + "test_a_policy_that_is_asked_to_says_which_weights_it_acted_with",),
@@ -1462,7 +1462,7 @@ MUTANTS = [
     Mutant(
         "central-reset-keeps-state",
         "Central inference: a group that begins anew keeps the history and the recurrent state of the life before.",
-        "acting/batched.py",
+        "acting/policy.py",
         "x[group * self.n : (group + 1) * self.n] = 0",
         "pass",
         (INFERENCE + "test_a_group_that_begins_anew_has_no_past",),
@@ -1470,7 +1470,7 @@ MUTANTS = [
     Mutant(
         "central-state-of-others",
         "Central inference: the new recurrent states are put where the first environments have theirs, not the askers.",
-        "acting/batched.py",
+        "acting/policy.py",
         "self._states[name][index] = x",
         "self._states[name][: len(x)] = x",
         (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
@@ -1478,7 +1478,7 @@ MUTANTS = [
     Mutant(
         "central-state-crosses-episodes",
         "Central inference: the recurrent state is not zeroed where an episode begins.",
-        "acting/batched.py",
+        "acting/policy.py",
         "return state.masked_fill_(first.view(-1, *[1] * (state.ndim - 1)), 0)",
         "return state",
         (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
@@ -1486,7 +1486,7 @@ MUTANTS = [
     Mutant(
         "central-history-stands-still",
         "Central inference: the newest frame does not push out the oldest.",
-        "acting/batched.py",
+        "acting/policy.py",
         "x[index, 1:], new[name]",
         "x[index, :-1], new[name]",
         (INFERENCE + "test_groups_together_are_answered_as_each_alone",),
@@ -1494,7 +1494,7 @@ MUTANTS = [
     Mutant(
         "central-withdrawn-row-stays",
         "Central inference: the row of an actor that died stays in the batch, and the others get each other's actions.",
-        "acting/batched.py",
+        "acting/policy.py",
         "            column[self.n * place : stop - self.n] = column[self.n * (place + 1) : stop].copy()\n",
         "            pass\n",
         (INFERENCE + "test_a_question_is_withdrawn_by_a_reset_and_the_others_are_answered_right",),
@@ -1502,7 +1502,7 @@ MUTANTS = [
     Mutant(
         "central-blocked-actor-waits",
         "Central inference: an actor that has nothing left to do waits until the time is over.",
-        "acting/batched.py",
+        "acting/policy.py",
         "self.together in self._asks or time.monotonic() >= self.due",
         "time.monotonic() >= self.due",
         (INFERENCE + "test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting",),
@@ -1510,7 +1510,7 @@ MUTANTS = [
     Mutant(
         "central-asked-twice",
         "Central inference: groups that were answered count as if they still asked.",
-        "acting/batched.py",
+        "acting/policy.py",
         "self._asks = [0] * len(self._asks)\n",
         "pass\n",
         (INFERENCE + "test_an_actor_that_has_nothing_left_to_do_is_not_kept_waiting",),
@@ -1518,7 +1518,7 @@ MUTANTS = [
     Mutant(
         "central-exploration-of-others",
         "Central inference: environments explore as much as the first ones of the run do.",
-        "acting/model.py",
+        "acting/policy.py",
         "np.asarray(self.explore, np.float64)[lanes]",
         "np.asarray(self.explore, np.float64)[: len(lanes)]",
         (INFERENCE + "test_every_environment_explores_as_much_as_it_is_told",),

@@ -15,10 +15,8 @@ from chaos import play, wait
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veldt.acting.actor import Actor
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.evaluator import Evaluator
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.actor import Actor, Evaluator
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.counters import Counters
 from veldt.learning.learner import Learner
 from veldt.metrics import (
@@ -46,8 +44,7 @@ from veldt.runtime.grpc.gate import Gate
 from veldt.runtime.local import zygote
 from veldt.runtime.local.local import Local
 from veldt.runtime.services import StreamService
-from veldt.storing.mixture import Mixture
-from veldt.storing.replay import Replay
+from veldt.storing.replay import Mixture, Replay
 from veldt.watching.links import Link, links
 
 

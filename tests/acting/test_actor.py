@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
 
-from veldt.acting.actor import Actor
-from veldt.acting.evaluator import Evaluator, evaluate
+from veldt.acting.actor import Actor, Evaluator, evaluate
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.envs.small import Chain, Counter

@@ -14,9 +14,8 @@ from oracles import examples
 from running import run_until
 from test_services import Sums, client, serve, server, step
 
-from veldt.acting import batched as inference
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting import policy as inference
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.algorithms.vtrace import VTraceActorCritic
@@ -108,7 +107,7 @@ def test_groups_together_are_answered_as_each_alone(kind: str, batches: list[lis
     together = batched(kind, wait=0.0)
     alone = [LocalPolicy(algorithm, env, LatestParams(), Counters(), np.zeros(N), seed=1) for _ in range(3)]
     for one in alone:
-        one.model.vector.copy_(together.model.vector)
+        one.vector.copy_(together.vector)
     rng, begun = np.random.default_rng(0), set()
     for groups in batches:
         steps = {group: random_step(env, rng, group not in begun) for group in groups}
@@ -127,7 +126,7 @@ def test_a_group_that_begins_anew_has_no_past() -> None:
     rng = np.random.default_rng(0)
     for kind in ("dqn, history 4", "vtrace, lstm, history 3"):
         used, fresh = batched(kind, wait=0.0), batched(kind, wait=0.0)
-        fresh.model.vector.copy_(used.model.vector)
+        fresh.vector.copy_(used.vector)
         for _ in range(5):
             for group in range(3):
                 used.send(group, random_step(ENV, rng))
@@ -146,7 +145,7 @@ def test_a_group_that_begins_anew_has_no_past() -> None:
 
 def test_a_question_is_withdrawn_by_a_reset_and_the_others_are_answered_right() -> None:
     rng, policy, check = np.random.default_rng(0), batched(wait=0.0), batched(wait=0.0)
-    check.model.vector.copy_(policy.model.vector)
+    check.vector.copy_(policy.vector)
     steps = [random_step(ENV, rng) for _ in range(3)]
     for group in (2, 0, 1):
         policy.send(group, steps[group])
@@ -181,9 +180,9 @@ def test_weights_are_looked_for_with_every_batch_and_their_version_is_recorded()
     params = LatestParams()
     policy = batched("vtrace", groups=1, params=params)
     for version in (3, 7):
-        params.publish(Weights(version, policy.model.vector.numpy() + 1))
+        params.publish(Weights(version, policy.vector.numpy() + 1))
         policy.send(0, random_step(ENV, np.random.default_rng(0)))
-        assert (answers(policy, [0])[0]["version"] == version).all() and policy.model.version == version
+        assert (answers(policy, [0])[0]["version"] == version).all() and policy.version == version
 
 
 # When a batch is run.
@@ -359,7 +358,7 @@ def test_what_is_recorded_later_is_the_same() -> None:
     for later in (False, True):
         shelf, envs = Shelf(), config.envs(4)
         policy: Any = LocalPolicy(config.algorithm, envs.spec, LatestParams(), Counters(), np.zeros(4), seed=0)
-        policy.model.vector.fill_(0.01)
+        policy.vector.fill_(0.01)
         recorder = Recorder(policy, shelf, config.algorithm, config.schema(envs.spec), later=later)  # type: ignore[arg-type]
         record = envs.reset(0)
         for _ in range(300):

@@ -62,7 +62,7 @@ def test_greedy_takes_the_best_action_and_says_its_value() -> None:
     step["obs"] = rng.random((32, 8), np.float32)
     out = ask(who, step)
     with torch.no_grad():
-        q = who.model.net(torch.from_numpy(step["obs"])).numpy()
+        q = who.net(torch.from_numpy(step["obs"])).numpy()
     np.testing.assert_array_equal(out["action"], q.argmax(1))
     np.testing.assert_allclose(out["q"], q.max(1), rtol=1e-6)
     np.testing.assert_allclose(out["v"], q.max(1), rtol=1e-6)
@@ -72,7 +72,7 @@ def test_exploration_is_by_environment() -> None:
     who = policy(explore=lambda steps: np.array([0.0] * 50 + [1.0] * 50))
     step = record(100)
     best = policy()
-    best.model.vector.copy_(who.model.vector)
+    best.vector.copy_(who.vector)
     greedy = ask(best, step)["action"][0]
     actions = np.stack([ask(who, step)["action"] for _ in range(40)])
     assert (actions[:, :50] == greedy).all()
@@ -84,45 +84,45 @@ def test_exploration_follows_the_env_steps_of_the_run() -> None:
     seen: list[int] = []
     who = policy(explore=lambda steps: seen.append(steps) or 0.25)
     ask(who, record(2))
-    who.model.counters.add("env_steps", 77)
+    who.counters.add("env_steps", 77)
     ask(who, record(2))
     assert seen == [0, 77]
     assert who.metrics() == {"epsilon": 0.25, "lag_updates": 0.0}
-    who.model.params.publish(Weights(30, who.model.vector.numpy().copy()))
-    who.model.pull()
-    who.model.counters.add("learner_steps", 37)
+    who.params.publish(Weights(30, who.vector.numpy().copy()))
+    who.pull()
+    who.counters.add("learner_steps", 37)
     assert who.metrics()["lag_updates"] == 7
 
 
 def test_newer_weights_are_taken_and_older_ones_never() -> None:
     params = LatestParams()
     who = policy(params)
-    size = len(who.model.vector)
+    size = len(who.vector)
     params.publish(Weights(4, np.full(size, 0.25, np.float32)))
     ask(who, record(1))
-    assert who.model.version == 4 and (who.model.vector == 0.25).all()
+    assert who.version == 4 and (who.vector == 0.25).all()
     params.publish(Weights(4, np.ones(size, np.float32)))
     ask(who, record(1))
-    assert (who.model.vector == 0.25).all()
+    assert (who.vector == 0.25).all()
     params.publish(Weights(5, np.ones(size, np.float32)))
     ask(who, record(1))
-    assert who.model.version == 5 and (who.model.vector == 1).all()
-    for p in who.model.net.parameters():
+    assert who.version == 5 and (who.vector == 1).all()
+    for p in who.net.parameters():
         assert (p == 1).all() and not p.requires_grad
 
 
 def test_weights_are_looked_for_every_so_often() -> None:
     params = LatestParams()
     who = policy(params, refresh=3)
-    size = len(who.model.vector)
+    size = len(who.vector)
     versions = []
     for version in range(7):
         params.publish(Weights(version, np.zeros(size, np.float32)))
         ask(who, record(1))
-        versions.append(who.model.version)
+        versions.append(who.version)
     assert versions == [0, 0, 0, 3, 3, 3, 6]
     who.reset(0)
-    assert who.model.version == 6
+    assert who.version == 6
 
 
 def test_groups_do_not_mix() -> None:
@@ -131,7 +131,7 @@ def test_groups_do_not_mix() -> None:
     steps = [[record(2, rng.random()) for _ in range(5)] for _ in range(2)]
     together = [ask(who, steps[group][t], group)["q"] for t in range(5) for group in range(2)]
     alone = policy(algorithm=DQN(hidden=(16,), history=2))
-    alone.model.vector.copy_(who.model.vector)
+    alone.vector.copy_(who.vector)
     for group in range(2):
         for t in range(5):
             np.testing.assert_allclose(together[2 * t + group], ask(alone, steps[group][t], group)["q"], rtol=1e-5)
@@ -219,7 +219,7 @@ def test_a_recurrent_network_sees_the_reward() -> None:
         for history in (1, 3):
             who = policy(algorithm=VTraceActorCritic(hidden=(8,), lstm=lstm, history=history))
             with torch.no_grad():
-                who.model.vector.normal_(generator=torch.Generator().manual_seed(0))
+                who.vector.normal_(generator=torch.Generator().manual_seed(0))
             told = []
             for reward in (0.0, 0.7):
                 who.reset(0)
@@ -230,7 +230,7 @@ def test_a_recurrent_network_sees_the_reward() -> None:
 def test_a_policy_that_is_asked_to_says_which_weights_it_acted_with() -> None:
     params = LatestParams()
     who = policy(params, algorithm=VTraceActorCritic(hidden=(8,)), refresh=2)
-    size, versions = len(who.model.vector), []
+    size, versions = len(who.vector), []
     for version in (3, 5, 9, 11):
         params.publish(Weights(version, np.full(size, 0.01 * version, np.float32)))
         out = ask(who, record(3))
@@ -244,13 +244,13 @@ def test_a_policy_that_explores_by_itself_tells_no_amount() -> None:
     who = policy(algorithm=VTraceActorCritic(hidden=(8,)), explore=np.ones(2))
     ask(who, record(2))
     assert who.metrics() == {"lag_updates": 0.0}
-    who.model.counters.add("learner_steps", 7)
+    who.counters.add("learner_steps", 7)
     assert who.metrics() == {"lag_updates": 7.0}
 
 
 def test_a_restored_policy_draws_the_same() -> None:
     one, other = policy(explore=lambda steps: 0.5), policy(explore=lambda steps: 0.5)
-    other.model.vector.copy_(one.model.vector)
+    other.vector.copy_(one.vector)
     for _ in range(5):
         ask(one, record(4))
     other.load_state(one.state())
@@ -268,22 +268,22 @@ def test_a_dict_observation_reaches_the_network() -> None:
     step |= {"obs/a": np.ones((2, 3), np.float32), "obs/b": np.ones((2, 4), np.uint8)}
     assert space.contains({"a": step["obs/a"][0], "b": step["obs/b"][0]})
     assert ask(who, step)["action"].shape == (2,)
-    assert flatten(who.model.net).shape == who.model.vector.shape
+    assert flatten(who.net).shape == who.vector.shape
 
 
 def test_acting_is_in_eval_mode() -> None:
     """Dropout is off and running averages stand still: an evaluation can be repeated."""
     env = make_env("CartPole-v1").spec
     policy = LocalPolicy(DQN(), env, LatestParams(), Counters(), 0.0, seed=0)
-    assert not any(module.training for module in policy.model.net.modules())
+    assert not any(module.training for module in policy.net.modules())
     assert policy.metrics() == {}
 
 
 def test_newer_weights_are_looked_for_in_step_with_the_blocks_that_follow_a_reset() -> None:
     who = policy()
-    who.model.refresh = 4
+    who.refresh = 4
     looks: list[int] = []
-    who.model.pull = lambda: looks.append(who.model.steps)  # type: ignore[method-assign]
+    who.pull = lambda: looks.append(who.steps)  # type: ignore[method-assign]
     for _ in range(2):
         ask(who, record(4))
     who.reset(0)

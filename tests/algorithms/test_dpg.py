@@ -75,8 +75,8 @@ def rig(dpg: DPG, env: Any = Aim, steps: int = 200, sigma: float = 0.5) -> tuple
     params = LatestParams()
     policy = LocalPolicy(dpg, envs.spec, params, Counters(), np.full(2, sigma), seed=1)
     with torch.no_grad():
-        policy.model.vector[: sum(p.numel() for p in policy.model.net.parameters())].normal_(0, 0.4)
-    params.publish(Weights(0, policy.model.vector.numpy()))
+        policy.vector[: sum(p.numel() for p in policy.net.parameters())].normal_(0, 0.4)
+    params.publish(Weights(0, policy.vector.numpy()))
 
     class Taking:
         def __init__(self) -> None:
@@ -91,8 +91,8 @@ def rig(dpg: DPG, env: Any = Aim, steps: int = 200, sigma: float = 0.5) -> tuple
     for _ in range(steps):
         actor.step()
     actor.close(), envs.close()
-    assert isinstance(policy.model.net, ActorCritic)
-    return store, policy.model.net.requires_grad_(True), schema
+    assert isinstance(policy.net, ActorCritic)
+    return store, policy.net.requires_grad_(True), schema
 
 
 def windows(store: Any, schema: Schema) -> Batch:

@@ -27,8 +27,7 @@ from oracles import trainable as trainable_by_definition
 from test_vtrace import Walk
 
 from veldt.acting.actor import Actor
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Batch
 from veldt.algorithms.r2d2 import R2D2, RecurrentQ
@@ -697,7 +696,7 @@ def rig(window: str = "plain", env: str = "walk", policy: str = "local") -> Rig:
     else:
         who = BatchedPolicy(of, probe.spec, params, counters, np.full(4, 0.5), 1, len(groups), n, batch=4, wait=0.0)
     params.publish(Weights(0, torch.nn.utils.parameters_to_vector(net.parameters()).detach().numpy()))
-    who.model.pull()
+    who.pull()
     log, store = Log(who), Keeping(Replay(schema, Uniform(10**4), MinSize(1), 10**4, 10**4 // schema.starts))
     recorder = Recorder(log, store, of, schema, max_age=0.0 if policy == "short blocks" else math.inf)  # type: ignore[arg-type]
     actor = Actor(make, n, recorder, counters, seed=3, groups=groups)
@@ -710,10 +709,8 @@ def rig(window: str = "plain", env: str = "walk", policy: str = "local") -> Rig:
             pass
     actor.close(), probe.close()
     sample = store.store.sample(300)
-    assert sample is not None and isinstance(who.model.net, RecurrentQ)
-    return Rig(
-        of, who.model.net, store.blocks, log, Batch(sample.rows, sample.starts, np.ones(300, np.float32), CPU), schema
-    )
+    assert sample is not None and isinstance(who.net, RecurrentQ)
+    return Rig(of, who.net, store.blocks, log, Batch(sample.rows, sample.starts, np.ones(300, np.float32), CPU), schema)
 
 
 class Lane(NamedTuple):
@@ -1073,7 +1070,7 @@ def test_a_run_tells_delta_q_and_is_not_changed_by_it(tmp_path: Path, monkeypatc
     }
     told = []
     for every in (5, 10**9):
-        monkeypatch.setattr("veldt.learning.diagnosis.EVERY", every)
+        monkeypatch.setattr("veldt.learning.learner.DIAGNOSE_EVERY", every)
         run = train("r2d2", env="veldt/TMaze-v0", run=tmp_path / str(every), quiet=True, **settings)
         told.append([line["delta_q_last"] for line in run.metrics if "delta_q_last" in line])
     assert told[0] and max(told[0]) > 0 and not told[1]
@@ -1098,11 +1095,11 @@ def test_what_is_drawn_early_leaves_the_batch_that_is_learned_alone(device: str,
     of, weights = R2D2(burn_in=4, length=16, stride=8, n=3, lstm=16, head=0, hidden=(16,)), []
     for drawer in (ThreadPoolExecutor(1), Late()):
         learner = make_learner(VECTOR, of, 256, 60, device, fresh=64)
-        learner.store.ring._windows._buffers = Buffers(pinned=True)  # type: ignore[attr-defined]
+        learner.store._windows._buffers = Buffers(pinned=True)  # type: ignore[attr-defined]
         learner.feed._thread = drawer  # type: ignore[assignment]
         for _ in range(12):
             assert learner.step()
-        kept = next(iter(learner.store.ring._windows._buffers._kept.values()))  # type: ignore[attr-defined]
+        kept = next(iter(learner.store._windows._buffers._kept.values()))  # type: ignore[attr-defined]
         assert kept[0].nbytes >= Buffers.SMALL, "large enough to be used again"
         weights.append(learner.vector.cpu())
     assert torch.equal(*weights)

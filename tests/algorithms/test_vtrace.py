@@ -37,7 +37,7 @@ from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
-from veldt.storing.queue import UnrollQueue
+from veldt.storing.ring import UnrollQueue
 
 CPU = torch.device("cpu")
 
@@ -322,8 +322,8 @@ def rig(kind: str = "feed-forward", actions: str = "discrete", unroll: int = 5) 
     params = LatestParams()
     policy = LocalPolicy(algorithm, envs.spec, params, Counters(), 1.0, seed=1)
     with torch.no_grad():
-        policy.model.vector[: sum(p.numel() for p in policy.model.net.parameters())].normal_(0, 0.5)
-    params.publish(Weights(0, policy.model.vector.numpy()))
+        policy.vector[: sum(p.numel() for p in policy.net.parameters())].normal_(0, 0.5)
+    params.publish(Weights(0, policy.vector.numpy()))
     queue = UnrollQueue(schema, MinSize(1), 10**4 // schema.starts)
     log = Log(policy)
     actor = Actor(make, 2, Recorder(log, queue, algorithm, schema), Counters(), seed=3)
@@ -331,10 +331,10 @@ def rig(kind: str = "feed-forward", actions: str = "discrete", unroll: int = 5) 
         actor.step()
     assert actor.cut()
     actor.close(), envs.close()
-    sample = queue.sample(queue.ring.size)
-    assert sample is not None and isinstance(policy.model.net, PolicyAndValue)
+    sample = queue.sample(queue.size)
+    assert sample is not None and isinstance(policy.net, PolicyAndValue)
     batch = Batch(sample.rows, sample.starts, sample.weights, CPU)
-    return Rig(algorithm, policy.model.net.requires_grad_(True), batch, log)
+    return Rig(algorithm, policy.net.requires_grad_(True), batch, log)
 
 
 def moved(net: PolicyAndValue, by: float = 0.1) -> PolicyAndValue:

@@ -543,14 +543,14 @@ def test_bad_observations_never_reach_the_store(tmp_path: Path, monkeypatch: pyt
     run = tiny(tmp_path / "r", env=Noisy, **changes)
     (store,) = stores
     store.check_valid()
-    assert store.ring.size > 200
-    columns = store.schema.layout.columns(store.ring.rows)
+    assert store.size > 200
+    columns = store.schema.layout.columns(store.rows)
     for name in ("obs", "reward", "discount", "q", "v"):
         assert np.isfinite(columns[name]).all(), name
     assert columns["obs"].max() <= 1 and columns["obs"].min() >= 0
     # Every item reads valid rows alone, up to the end of its episode.
     before, lookahead = store.schema.window.before, store.schema.window.lookahead
-    for slot, offset in np.argwhere(store.ring.items):
+    for slot, offset in np.argwhere(store.items):
         at = slot * store.schema.rows + offset + before
         for k in range(lookahead + 1):
             assert columns["valid"][at + k], (slot, offset, k)

@@ -76,10 +76,10 @@ class Fake:
         """Nothing is torn, and all is of the same round."""
         assert (self.weights == self.round).all() and (self.target == self.round).all()
         self.store.check_valid()
-        columns = SCHEMA.layout.columns(self.store.ring.rows)
+        columns = SCHEMA.layout.columns(self.store.rows)
         for serial in range(self.store.oldest, self.store.next):
-            slot = serial % self.store.ring.n_slots
-            if self.store.ring.items[slot].any():
+            slot = serial % self.store.n_slots
+            if self.store.items[slot].any():
                 rows = slice(slot * SCHEMA.rows, (slot + 1) * SCHEMA.rows)
                 for name in ("obs", "t"):
                     assert (columns[name][rows] == serial).all(), (serial, columns[name][rows])
@@ -99,7 +99,7 @@ def read(directory: Path, items: int | None = None) -> Fake:
     assert fake.round == checkpoint.number
     fake.check()
     whole = min(3 * fake.round, SLOTS) * SCHEMA.starts
-    assert fake.store.ring.size == (whole if items is None else items)
+    assert fake.store.size == (whole if items is None else items)
     return fake
 
 
@@ -138,7 +138,7 @@ def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
     again = read(tmp_path)
     verify(tmp_path)
     np.testing.assert_array_equal(again.store.selector.save(), fake.store.selector.save())
-    assert fake.store.ring.latest == {0: 26} and again.store.ring.latest == {}, "channels start anew"
+    assert fake.store.latest == {0: 26} and again.store.latest == {}, "channels start anew"
     for _ in range(3):  # the same draws
         a, b = again.store.sample(8), fake.store.sample(8)
         assert a is not None and b is not None
@@ -170,7 +170,7 @@ def test_a_checkpoint_without_new_blocks_needs_no_new_file(tmp_path: Path) -> No
     again, checkpoint = Fake(), Checkpoints(tmp_path).load()
     assert checkpoint is not None and checkpoint.number == 2
     Checkpoints(tmp_path).restore(checkpoint, again)  # type: ignore[arg-type]
-    assert again.store.ring.size == 3 * SCHEMA.starts
+    assert again.store.size == 3 * SCHEMA.starts
     again.check()
 
 
@@ -434,7 +434,7 @@ def test_one_flipped_byte_or_a_file_cut_short_is_found(
             assert f"checkpoint 000003 is not whole: {name.name} damaged" in caplog.text
         else:  # both need it: the newest is used, without the blocks of that file
             fake = read(directory, items=6 * SCHEMA.starts)
-            assert fake.round == 3 and fake.store.ring.size == 6 * SCHEMA.starts, name
+            assert fake.round == 3 and fake.store.size == 6 * SCHEMA.starts, name
             assert f"{name.name} is damaged: {3 * SCHEMA.starts} items of store are lost" in caplog.text
             draw = fake.store.sample(64)
             assert draw is not None

@@ -100,8 +100,8 @@ def test_metrics_of_both_add_up() -> None:
         run(nodes, 900)
         line, objects = nodes.metrics(), nodes.objects
         stores, learners = ([objects[f"{scope}/{kind}"] for scope in SCOPES] for kind in ("store", "learner"))
-        assert line["store_items"] == sum(store.ring.size for store in stores) > max(store.ring.size for store in stores)
-        assert line["store_sampled"] == sum(store.ring.sampled for store in stores)
+        assert line["store_items"] == sum(store.size for store in stores) > max(store.size for store in stores)
+        assert line["store_sampled"] == sum(store.sampled for store in stores)
         assert line["published"] == sum(learner.publisher.published for learner in learners)
         assert nodes.count("learner_steps") == sum(learner.steps for learner in learners)
         assert 0 < line["busy/learner"] < 1

@@ -62,4 +62,4 @@ def test_a_video_has_the_random_actions_that_it_is_asked_for(
     policy = Run.policy
     monkeypatch.setattr(Run, "policy", lambda self, epsilon=None: asked.append(epsilon) or policy(self, epsilon))
     record_video(run, tmp_path / "x.gif", max_frames=2, epsilon=0.3)
-    assert asked == [0.3] and run.policy(0.3).model.explore == 0.3 and run.policy().model.explore == run.config.eval.epsilon
+    assert asked == [0.3] and run.policy(0.3).explore == 0.3 and run.policy().explore == run.config.eval.epsilon

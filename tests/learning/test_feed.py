@@ -12,7 +12,7 @@ from torch import nn
 
 from veldt.algorithms.base import Batch
 from veldt.algorithms.dqn import DQN
-from veldt.learning.feed import Feed
+from veldt.learning.learner import Feed
 from veldt.storing.store import Sample
 
 
@@ -127,7 +127,7 @@ def test_an_error_of_the_thread_is_raised_where_the_learner_waits() -> None:
 
 def test_time_spent_on_samples_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(100))
-    monkeypatch.setattr("veldt.learning.feed.time.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("veldt.learning.learner.time.perf_counter", lambda: float(next(seconds)))
     plain, early = feed(Store()), feed(Store(), ahead=True)
     for _ in range(3):
         step(plain)

@@ -15,10 +15,9 @@ from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.learning import optim, params
-from veldt.learning.feed import Feed
-from veldt.learning.learner import BAD_IN_A_ROW, Learner, LearnerConfig
+from veldt.learning.learner import BAD_IN_A_ROW, Feed, Learner, LearnerConfig
+from veldt.learning.optim import Flat, Owned
 from veldt.learning.params import Weights
-from veldt.learning.updater import Flat, Owned
 from veldt.records.tree import Array
 from veldt.storing.store import Sample
 

@@ -8,7 +8,7 @@ import torch
 from fakes import Published
 
 from veldt.errors import Diverged
-from veldt.learning.publisher import Publisher
+from veldt.learning.params import Publisher
 
 
 def publish(of: Publisher, *versions: int) -> None:

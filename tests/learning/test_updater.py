@@ -11,7 +11,7 @@ from fakes import Normed
 from torch import nn
 
 from veldt.learning import optim
-from veldt.learning.updater import Flat, Owned
+from veldt.learning.optim import Flat, Owned
 
 
 def two_groups() -> nn.Module:

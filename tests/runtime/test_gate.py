@@ -23,9 +23,8 @@ import torch
 from chaos import Checker, Verdict, child, config_of, play, program_of, steps_of, wait
 from routing import Routed, expected
 
-from veldt.acting.actor import Actor
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.seam import send_examples
+from veldt.acting.actor import Actor, send_examples
+from veldt.acting.policy import BatchedPolicy
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError

@@ -21,8 +21,7 @@ import torch
 from chaos import child, play, steps_of, wait
 
 from veldt import callables
-from veldt.acting.actor import Actor, _account
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Actor, Policy, _account
 from veldt.compiled import LIGHT
 from veldt.counters import Counters
 from veldt.envs import make_env

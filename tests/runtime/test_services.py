@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import examples, make_block, read_source
 
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.learning.params import LatestParams, Weights
 from veldt.ports import Source, ports_of
 from veldt.records.block import Block, Schema, Window
@@ -25,8 +25,8 @@ from veldt.runtime.shm.latest import Latest
 from veldt.runtime.shm.memory import make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized
 from veldt.storing.store import Store
 
@@ -208,11 +208,11 @@ def test_a_store_behind_a_ring_becomes_the_same_store(kind: str, fds: list[int])
                 store_service(theirs, [reader]).step()
             assert host.step()
     host.step()
-    assert theirs.ring.duplicates == 5 and theirs.ring.inserted == ours.ring.inserted
+    assert theirs.duplicates == 5 and theirs.inserted == ours.inserted
     theirs.check_valid()
-    for one, other in ((ours.ring.rows, theirs.ring.rows), (ours.ring.starts, theirs.ring.starts)):
+    for one, other in ((ours.rows, theirs.rows), (ours.starts, theirs.starts)):
         assert all(one[name].tobytes() == other[name].tobytes() for name in one)
-    assert (ours.ring.items == theirs.ring.items).all()
+    assert (ours.items == theirs.items).all()
     if kind == "replay":
         assert (ours.selector.save() == theirs.selector.save()).all()
 

@@ -27,8 +27,7 @@ from veldt.experiment.directory import load_config
 from veldt.nets.networks import TAKEN
 from veldt.ports import Source
 from veldt.storing.limiters import Limiter, MinSize, SamplesPerInsert
-from veldt.storing.mixture import Mixture
-from veldt.storing.replay import Replay
+from veldt.storing.replay import Mixture, Replay
 from veldt.storing.ring import COUNTS
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 from veldt.storing.slots import PrivateMemory
@@ -61,8 +60,8 @@ def make_mixture(
     make = selector or functools.partial(Prioritized, alpha=ALPHA, beta=BETA)
     demos = Replay(SCHEMA, make(THEIR_BLOCKS * S), MinSize(), THEIR_BLOCKS * S, THEIR_BLOCKS, seed=seed + 1)
     fill(demos, THEIRS, THEIR_BLOCKS)
-    own = Replay(SCHEMA, make(12 * S), limiter or MinSize(1), 12 * S, 12, seed=seed, **options)
-    mixture = Mixture(own, demos, ratio)
+    own = (SCHEMA, make(12 * S), limiter or MinSize(1), 12 * S, 12)
+    mixture = Mixture(demos, ratio, *own, seed=seed, **options)
     fill(mixture, OWN, blocks)
     return mixture
 
@@ -78,7 +77,7 @@ def check_origin(mixture: Mixture, sample: Sample) -> None:
     assert len(sample.keys) == len(sample.weights) == len(sample.probability)
     assert COLUMNS.keys() <= sample.rows.keys() and sample.starts.keys() == STATE.keys()
     for i, key in enumerate(sample.keys.tolist()):
-        actor, store = (OWN, mixture.own) if key >= 0 else (THEIRS, mixture.demos)
+        actor, store = (OWN, mixture) if key >= 0 else (THEIRS, mixture.demos)
         serial, offset = divmod(key if key >= 0 else -1 - key, S)
         block = make_block(SCHEMA, Source(actor, serial), [s != serial % S for s in range(S)])
         assert block.items[offset], "only items are drawn"
@@ -88,7 +87,7 @@ def check_origin(mixture: Mixture, sample: Sample) -> None:
         for name in STATE:
             assert (sample.starts[name][i] == SCHEMA.start_layout.columns(block.starts)[name][offset]).all(), (name, key)
         mass = store.selector.save()[:-1]
-        assert sample.probability[i] == pytest.approx(mass[serial % store.ring.n_slots * S + offset] / mass.sum(), rel=1e-9)
+        assert sample.probability[i] == pytest.approx(mass[serial % store.n_slots * S + offset] / mass.sum(), rel=1e-9)
 
 
 # What is drawn.
@@ -132,7 +131,7 @@ def test_every_item_is_that_of_the_block_which_its_key_names(ratio: float, selec
 def test_within_each_store_items_are_drawn_by_their_own_priorities() -> None:
     mixture = make_mixture(0.3)
     found = np.concatenate([drawn(mixture, 50).keys for _ in range(800)])
-    for store, keys in ((mixture.own, found[found >= 0]), (mixture.demos, -1 - found[found < 0])):
+    for store, keys in ((mixture, found[found >= 0]), (mixture.demos, -1 - found[found < 0])):
         mass = store.selector.save()[:-1]
         items = np.flatnonzero(mass)
         observed = np.bincount(keys, minlength=len(mass))[items]
@@ -147,9 +146,9 @@ def test_within_each_store_items_are_drawn_by_their_own_priorities() -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
 def test_importance_weights_are_their_definition(ratio: float) -> None:
     mixture = make_mixture(ratio)
-    own, theirs = mixture.own.selector.save()[:-1], mixture.demos.selector.save()[:-1]
+    own, theirs = mixture.selector.save()[:-1], mixture.demos.selector.save()[:-1]
     sizes = (own > 0).sum(), (theirs > 0).sum()
-    assert sizes == (mixture.own.ring.size, mixture.demos.ring.size) and sizes[0] != sizes[1]
+    assert sizes == (mixture.size, mixture.demos.size) and sizes[0] != sizes[1]
     for _ in range(20):
         sample = drawn(mixture, 40)
         raw = []
@@ -175,11 +174,11 @@ def test_priorities_go_back_to_where_the_item_came_from() -> None:
     for _ in range(30):
         sample = drawn(mixture, 12)
         priorities = rng.random(12) * 3
-        expected = {True: mixture.own.selector.save()[:-1], False: mixture.demos.selector.save()[:-1]}
+        expected = {True: mixture.selector.save()[:-1], False: mixture.demos.selector.save()[:-1]}
         for key, priority in zip(sample.keys.tolist(), priorities.tolist(), strict=True):
             expected[key >= 0][key if key >= 0 else -1 - key] = max(priority, FLOOR) ** ALPHA
         mixture.update(sample.keys, priorities)
-        for own, store in ((True, mixture.own), (False, mixture.demos)):
+        for own, store in ((True, mixture), (False, mixture.demos)):
             np.testing.assert_allclose(store.selector.save()[:-1], expected[own], rtol=1e-12)
         mixture.check_valid()
         mixture.demos.check_valid()
@@ -190,9 +189,9 @@ def test_the_other_store_does_not_change(own: bool) -> None:
     mixture = make_mixture(0.5)
     sample = drawn(mixture, 60)
     keys = sample.keys[(sample.keys >= 0) == own]
-    before = {True: mixture.own.selector.save(), False: mixture.demos.selector.save()}
+    before = {True: mixture.selector.save(), False: mixture.demos.selector.save()}
     mixture.update(keys, np.full(len(keys), 9.0))
-    after = {True: mixture.own.selector.save(), False: mixture.demos.selector.save()}
+    after = {True: mixture.selector.save(), False: mixture.demos.selector.save()}
     assert (before[not own] == after[not own]).all() and (before[own] != after[own]).any()
 
 
@@ -202,11 +201,11 @@ def test_priorities_of_blocks_that_are_gone_are_counted_and_demonstrations_never
     fill(mixture, OWN, 12, first=OWN_BLOCKS)  # all earlier blocks are gone
     demos = everything(mixture.demos)[0][:-1]
     mixture.update(sample.keys, np.ones(60))
-    assert mixture.own.ring.stale == (sample.keys >= 0).sum() > 0 and mixture.demos.ring.stale == 0
-    assert mixture.demos.ring.size == THEIR_BLOCKS * (S - 1) and everything(mixture.demos)[0][:-1] == demos
+    assert mixture.stale == (sample.keys >= 0).sum() > 0 and mixture.demos.stale == 0
+    assert mixture.demos.size == THEIR_BLOCKS * (S - 1) and everything(mixture.demos)[0][:-1] == demos
     assert (mixture.demos.selector.save()[[-1 - key for key in sample.keys.tolist() if key < 0]] == 1).all()
     mixture.trim()
-    assert mixture.demos.ring.size == THEIR_BLOCKS * (S - 1)
+    assert mixture.demos.size == THEIR_BLOCKS * (S - 1)
 
 
 # The limiter.
@@ -225,9 +224,8 @@ def test_the_limiter_counts_all_that_is_drawn(ratio: float) -> None:
         assert waited < 20, "an actor is blocked for ever"
         if mixture.sample(16) is not None:
             drawn_items += 16
-    ring = mixture.own.ring
-    assert ring.sampled == drawn_items
-    assert abs(drawn_items - 4.0 * (ring.inserted - 12)) <= limiter.tolerance and ring.inserted > 4_000
+    assert mixture.sampled == drawn_items
+    assert abs(drawn_items - 4.0 * (mixture.inserted - 12)) <= limiter.tolerance and mixture.inserted > 4_000
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0])
@@ -249,17 +247,17 @@ def test_an_actor_that_is_too_fast_waits_for_the_learner(ratio: float) -> None:
 @pytest.mark.parametrize("limiter", [MinSize(10), SamplesPerInsert.for_run(8.0, 10, S, 16)], ids=["min size", "rate"])
 def test_nothing_is_drawn_before_the_run_has_enough_of_its_own(ratio: float, limiter: Limiter) -> None:
     mixture = make_mixture(ratio, limiter=limiter, blocks=3)
-    assert mixture.own.ring.size == 9 and mixture.demos.ring.size > 10
-    before = everything(mixture.own), everything(mixture.demos)
+    assert mixture.size == 9 and mixture.demos.size > 10
+    before = everything(mixture), everything(mixture.demos)
     assert mixture.sample(16) is None
-    assert (everything(mixture.own), everything(mixture.demos)) == before, "a refusal changes nothing"
+    assert (everything(mixture), everything(mixture.demos)) == before, "a refusal changes nothing"
     fill(mixture, OWN, 1, first=3)
     check_origin(mixture, drawn(mixture, 16))
 
 
 def test_what_is_told() -> None:
     mixture = make_mixture(0.25)
-    assert "demo_part" not in mixture.metrics() and mixture.metrics()["demo_items"] == mixture.demos.ring.size
+    assert "demo_part" not in mixture.metrics() and mixture.metrics()["demo_items"] == mixture.demos.size
     theirs = sum(int((drawn(mixture, 32).keys < 0).sum()) for _ in range(50))
     told = mixture.metrics()
     assert told["demo_part"] == theirs / 1_600 and told["store_sampled"] == 1_600
@@ -273,14 +271,14 @@ def test_a_store_that_goes_on_in_the_memory_of_a_killed_one_keeps_its_counts() -
         mixture = make_mixture(ratio, memory=PrivateMemory())
         for _ in range(5):
             drawn(mixture, 8)
-        assert dict(zip(COUNTS, mixture.own.ring._kept.tolist(), strict=True))["sampled"] == mixture.own.ring.sampled == 40
+        assert dict(zip(COUNTS, mixture._kept.tolist(), strict=True))["sampled"] == mixture.sampled == 40
 
 
 def test_a_batch_of_demonstrations_alone_is_kept_in_the_counts_too() -> None:
     mixture = make_mixture(1.0, memory=PrivateMemory())
     for _ in range(5):
         drawn(mixture, 8)
-    assert dict(zip(COUNTS, mixture.own.ring._kept.tolist(), strict=True))["sampled"] == mixture.own.ring.sampled == 40
+    assert dict(zip(COUNTS, mixture._kept.tolist(), strict=True))["sampled"] == mixture.sampled == 40
 
 
 # Checkpoints.
@@ -319,7 +317,7 @@ def test_demonstrations_of_another_size_are_refused() -> None:
     for slots, count in ((9, 9), (THEIR_BLOCKS, THEIR_BLOCKS - 1)):
         demos = Replay(SCHEMA, Prioritized(slots * S), MinSize(), slots * S, slots)
         fill(demos, THEIRS, count)
-        other = Mixture(Replay(SCHEMA, Prioritized(12 * S), MinSize(1), 12 * S, 12), demos, 0.25)
+        other = Mixture(demos, 0.25, SCHEMA, Prioritized(12 * S), MinSize(1), 12 * S, 12)
         with pytest.raises(UserError, match="The demonstrations are not those that the checkpoint was made with"):
             other.load_state(state)
 

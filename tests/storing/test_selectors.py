@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import chi_square, examples
 
+from veldt.records.block import Block, Schema, Window
+from veldt.records.step import FLAG
+from veldt.records.tree import spec
+from veldt.storing.limiters import MinSize
+from veldt.storing.replay import Replay
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 
+FLAGS = {"first": FLAG, "last": FLAG, "valid": FLAG}
 PRIORITIES = st.lists(st.floats(0, 100), min_size=1, max_size=12)
 
 
@@ -23,12 +29,12 @@ def filled(selector, priorities):
 def test_probabilities_and_weights_are_the_papers(priorities, alpha, beta, n):
     """P(i) = p_i^a / sum p^a and w_i = (N P(i))^-b / max w; none counts less than the floor."""
     selector = filled(Prioritized(16, alpha, beta), priorities)
-    draw = selector.draw(n, np.random.default_rng(0))
+    leaves, probability = selector.draw(n, np.random.default_rng(0))
     mass = np.maximum(priorities, FLOOR) ** alpha
-    assert draw.probability.dtype == np.float64
-    np.testing.assert_allclose(draw.probability, mass[draw.leaves] / mass.sum(), rtol=1e-9)
-    weights = (len(priorities) * mass[draw.leaves] / mass.sum()) ** -beta
-    np.testing.assert_allclose(selector.weights(draw, len(priorities)), weights / weights.max(), rtol=1e-6)
+    assert probability.dtype == np.float64
+    np.testing.assert_allclose(probability, mass[leaves] / mass.sum(), rtol=1e-9)
+    weights = (len(priorities) * mass[leaves] / mass.sum()) ** -beta
+    np.testing.assert_allclose(selector.weights(probability, len(priorities)), weights / weights.max(), rtol=1e-6)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -36,7 +42,7 @@ def test_probabilities_and_weights_are_the_papers(priorities, alpha, beta, n):
 def test_each_stratum_gives_one_draw(priorities, n, seed):
     """The j-th leaf covers some of [j/n, (j+1)/n) of the total mass."""
     selector = filled(Prioritized(16, alpha=1.0), priorities)
-    leaves = selector.draw(n, np.random.default_rng(seed)).leaves
+    leaves, _ = selector.draw(n, np.random.default_rng(seed))
     ends = np.cumsum(np.maximum(priorities, FLOOR))
     begins = ends - np.maximum(priorities, FLOOR)
     tolerance = 1e-9 * ends[-1]
@@ -50,7 +56,7 @@ def test_draws_follow_the_probabilities(alpha):
     selector = filled(Prioritized(64, alpha), 10 ** rng.uniform(-2, 1, 60))
     selector.remove(np.arange(0, 60, 7))
     draws = [selector.draw(1, rng) for _ in range(20_000)] + [selector.draw(80, rng) for _ in range(1000)]
-    counts = np.bincount(np.concatenate([d.leaves for d in draws]), minlength=64)
+    counts = np.bincount(np.concatenate([leaves for leaves, _ in draws]), minlength=64)
     expected = selector.tree[:] / selector.tree.total * 100_000
     assert (counts[expected == 0] == 0).all()
     assert chi_square(counts[expected > 0], expected[expected > 0]) > 1e-4
@@ -69,8 +75,9 @@ def test_a_missing_priority_reads_as_the_largest_so_far():
 @given(PRIORITIES, st.integers(1, 16))
 def test_uniform_ignores_priorities(priorities, n):
     selector = filled(Uniform(16), priorities)
-    draw = selector.draw(n, np.random.default_rng(0))
-    assert (draw.probability == 1 / len(priorities)).all() and (selector.weights(draw, len(priorities)) == 1).all()
+    _, probability = selector.draw(n, np.random.default_rng(0))
+    assert (probability == 1 / len(priorities)).all() and (selector.weights(probability, len(priorities)) == 1).all()
+    assert (selector.tree[: len(priorities)] == 1).all()
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -86,9 +93,14 @@ def test_a_saved_selector_is_the_same_to_the_bit(priorities, removed):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("make", [Prioritized, Uniform])
 def test_bad_priorities_are_refused(make, bad):
-    selector = filled(make(4), [1.0, 2.0])
-    before = selector.save()
-    for act in (selector.update, selector.insert):
-        with pytest.raises(ValueError, match="finite"):
-            act(np.array([1]), np.array([bad]))
-    assert (selector.save() == before).all()
+    schema = Schema({"obs": spec((), np.float32), **FLAGS}, Window(), 2)
+    store = Replay(schema, make(8), MinSize(), 8, 4)
+    rows = schema.layout.zeros(schema.rows)
+    block = Block(schema, rows, {}, np.ones(2, np.bool_))
+    assert store.insert(block, np.array([1.0, 2.0]))
+    before = store.selector.save()
+    with pytest.raises(ValueError, match="finite"):
+        store.insert(block, np.array([1.0, bad]))
+    with pytest.raises(ValueError, match="finite"):
+        store.update(np.array([1]), np.array([bad]))
+    assert (store.selector.save() == before).all() and store.size == 2

@@ -28,10 +28,10 @@ from veldt.records.tree import Tree, spec
 from veldt.runtime.shm.arena import Arena
 from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized, Uniform
-from veldt.storing.slots import Slots
+from veldt.storing.slots import PrivateMemory, Slots
 from veldt.storing.store import Sample
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
@@ -89,16 +89,16 @@ def check_blocks(store: Replay | UnrollQueue) -> list[int]:
     """Every block is as it was sent, and has one of the masses that it ever had; the serials, which are the sequences."""
     live = list(range(store.oldest, store.next))
     for serial in live:
-        slot, expected = serial % store.ring.n_slots, make_block(SCHEMA, serial)
-        assert store.ring.slots.sources[slot].tolist() == [5, serial]
+        slot, expected = serial % store.n_slots, make_block(SCHEMA, serial)
+        assert store.sources[slot].tolist() == [5, serial]
         for ours, theirs, size in (
-            (store.ring.rows, expected.rows, SCHEMA.rows),
-            (store.ring.starts, expected.starts, SCHEMA.starts),
+            (store.rows, expected.rows, SCHEMA.rows),
+            (store.starts, expected.starts, SCHEMA.starts),
         ):
             for name, column in theirs.items():
                 assert ours[name][slot * size : (slot + 1) * size].tobytes() == column.tobytes(), (serial, name)
         if isinstance(store, Replay):
-            assert store.ring.items[slot].all(), "an item is missing"
+            assert store.items[slot].all(), "an item is missing"
             mass = store.selector.save()[slot * S : (slot + 1) * S]
             if isinstance(store.selector, Uniform):
                 assert (mass == 1).all()
@@ -200,10 +200,10 @@ def test_a_store_killed_between_any_two_lines_goes_on(kind: str) -> None:
 def check_goes_on(store: Replay, live: list[int], sequence: int, line: str) -> None:
     """A store that was adopted is valid, knows its blocks, and takes the next ones."""
     store.check_valid()
-    assert store.ring.size == len(live) * S and store.ring.inserted in (sequence * S, (sequence + 1) * S), line
+    assert store.size == len(live) * S and store.inserted in (sequence * S, (sequence + 1) * S), line
     for known in live:
-        duplicates = store.ring.duplicates
-        assert insert(store, known, None) and store.ring.duplicates == duplicates + 1, line
+        duplicates = store.duplicates
+        assert insert(store, known, None) and store.duplicates == duplicates + 1, line
     for more in range(sequence + (sequence in live), sequence + 6):
         assert insert(store, more, priority(more, False))
         assert check_blocks(store)[-1] == more, line
@@ -243,9 +243,9 @@ def check_queue(store: UnrollQueue, firsts: set[int], stops: set[int], line: str
     """What is left in an adopted queue is a run of items, from one of these keys on to one of those."""
     store.check_valid()
     check_blocks(store)
-    left = store.ring.size
+    left = store.size
     keys: list[int] = []
-    while store.ring.size:
+    while store.size:
         sample = store.sample(1)
         assert sample is not None
         check_windows(sample)
@@ -290,7 +290,7 @@ def test_serials_go_on_when_nothing_is_left() -> None:
     """Killed twice: after a block was committed and before it was counted, then while that block made room for the next."""
     with memory() as [fd]:
         store = open_replay("prioritized", fd, slots=1)
-        store.ring.keep = lambda: None  # type: ignore[method-assign]
+        store.keep = lambda: None  # type: ignore[method-assign]
         assert insert(store, 0, None)
         second = open_replay("prioritized", fd, slots=1)
         assert (second.oldest, second.next) == (0, 1)
@@ -336,7 +336,7 @@ def work(kind: str, fd: int, words: memoryview) -> None:
     store = open_store(kind, fd)
     check_adopted(kind, store, words[INSERTED], words[GIVEN])
     sequence = store.next
-    given = words[GIVEN] = S * store.next - store.ring.size  # of a queue: a sample that was cut short is lost
+    given = words[GIVEN] = S * store.next - store.size  # of a queue: a sample that was cut short is lost
     words[INSERTED] = sequence
     words[LIVES] += 1
     while os.getppid() != 1:
@@ -363,14 +363,14 @@ def check_adopted(kind: str, store: Replay | UnrollQueue, inserted: int, given: 
     live = check_blocks(store)
     assert store.next in (inserted, inserted + 1), "every insert that returned, and at most one more"
     if kind == "fifo":
-        items = [serial * S + s for serial in live for s in range(S) if store.ring.items[serial % store.ring.n_slots, s]]
+        items = [serial * S + s for serial in live for s in range(S) if store.items[serial % store.n_slots, s]]
         assert items == list(range(items[0], store.next * S)) if items else True
         assert (items[0] if items else store.next * S) - given in range(BATCH + 1), "at most one sample is lost"
     else:
         assert len(live) >= min(store.next, CAPACITY // S - 1)
     if live:
-        duplicates = store.ring.duplicates
-        assert insert(store, live[-1], None) and store.ring.duplicates == duplicates + 1
+        duplicates = store.duplicates
+        assert insert(store, live[-1], None) and store.duplicates == duplicates + 1
 
 
 @contextlib.contextmanager
@@ -422,7 +422,7 @@ def write_slots(kind: str, fd: int, words: memoryview) -> None:
 
 
 def check_read(first: int, blocks: Tree) -> int:
-    """Blocks that `Slots.read` gave are whole, and follow on one another; how many there are."""
+    """Blocks that `Slots.blocks` gave are whole, and follow on one another; how many there are."""
     count = len(blocks["rows/obs"])
     for i in range(count):
         expected = make_block(SCHEMA, (first + i) % 100)
@@ -443,7 +443,8 @@ def test_what_is_read_beside_a_writer_is_whole() -> None:
                     slots = Slots(SCHEMA, 8, Arena(fd))
                 continue
             newest = int(slots.commit.max())
-            first, blocks = slots.read(max(0, newest - 8), newest)
+            slots.oldest, slots.next = max(0, newest - 8), newest
+            first, _, blocks = slots.blocks(0)
             assert max(0, newest - 8) <= first <= newest and len(blocks["rows/obs"]) == newest - first
             got += check_read(first, blocks)
         assert process.returncode == 0 and got > 0
@@ -452,7 +453,7 @@ def test_what_is_read_beside_a_writer_is_whole() -> None:
 def test_a_block_that_goes_while_it_is_copied_is_left_out() -> None:
     """The writer goes on by 0 ... 5 blocks before any of the copies of the reader."""
     for ahead, when in itertools.product(range(6), range(4)):
-        slots = Slots(SCHEMA, 4)
+        slots = Slots(SCHEMA, 4, PrivateMemory(), 0, 4)
         for serial in range(4):
             slots.write(serial, make_block(SCHEMA, serial), None)
         arrays, copied = slots._arrays(), itertools.count()
@@ -466,7 +467,7 @@ def test_a_block_that_goes_while_it_is_copied_is_left_out() -> None:
                     yield name, array
 
         slots._arrays = lambda arrays=arrays, slow=Slow: slow(arrays)  # type: ignore[method-assign, misc]
-        first, blocks = slots.read(0, 4)
+        first, _, blocks = slots.blocks(0)
         late = when >= len(arrays)  # it was done before
         assert first == (0 if late else min(4, ahead)) and check_read(first, blocks) == 4 - first
 
@@ -481,10 +482,11 @@ def test_a_slot_that_is_being_written_is_no_block() -> None:
         assert len(writing.copies) > 3
         for data, line in writing.copies.items():
             with copy_of(data) as again:
-                left = Slots(SCHEMA, 3, Arena(again))
+                left = Slots(SCHEMA, 3, Arena(again), next_=4)
                 assert left.serials.tolist() in ([0, 1, 2], [1, 2], [1, 2, 3]), line
                 for serial in left.serials.tolist():
-                    assert check_read(*left.read(serial, serial + 1)) == 1, line
+                    first, _, blocks = left.blocks(serial, 1)
+                    assert check_read(first, blocks) == 1, line
 
 
 if __name__ == "__main__":

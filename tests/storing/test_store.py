@@ -18,10 +18,10 @@ from veldt.ports import Source
 from veldt.records.block import Schema, Window
 from veldt.records.tree import PACKED, spec
 from veldt.storing.limiters import MinSize, Queue
-from veldt.storing.queue import UnrollQueue
 from veldt.storing.replay import Replay
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
-from veldt.storing.size import Size, parse_capacity, plan_size
+from veldt.storing.slots import Size, parse_capacity, plan_size
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
 STATE = {"h": spec((3,), np.float32)}
@@ -48,10 +48,10 @@ def block(sequence, items=(True,) * S, actor=0, schema=SCHEMA):
 
 def everything(store):
     """All that a store remembers, as bytes."""
-    ring, state = store.ring, store.state()
-    parts = [*ring.rows.values(), *ring.starts.values(), ring.items, state.get("mass", np.zeros(0))]
-    numbers = {name: x for name, x in (vars(ring) | vars(store)).items() if isinstance(x, int | float)}
-    return [x.tobytes() for x in parts], numbers, dict(ring.latest), state.get("rng")
+    state = store.state()
+    parts = [*store.rows.values(), *store.starts.values(), store.items, state.get("mass", np.zeros(0))]
+    numbers = {name: x for name, x in vars(store).items() if isinstance(x, int | float)}
+    return [x.tobytes() for x in parts], numbers, dict(store.latest), state.get("rng")
 
 
 def check_sample(sample, blocks):
@@ -128,21 +128,21 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def insert_again(self, data):
         """A message that came before is taken and changes nothing, whether its block is still there or not."""
-        before, duplicates = everything(self.store), self.store.ring.duplicates
+        before, duplicates = everything(self.store), self.store.duplicates
         known = data.draw(st.sampled_from(self.sources))
         fresh = block(known.number, actor=known.channel)
-        assert self.store.insert(fresh, None, known) and self.store.ring.duplicates == duplicates + 1
-        self.store.ring.duplicates = duplicates
+        assert self.store.insert(fresh, None, known) and self.store.duplicates == duplicates + 1
+        self.store.duplicates = duplicates
         assert everything(self.store) == before
 
     @rule(n=st.integers(1, 12))
     def sample(self, n):
-        sampled = self.store.ring.sampled
+        sampled = self.store.sampled
         sample = self.store.sample(n)
         if self.size < max(1, self.config["min_size"]):
-            assert sample is None and self.store.ring.sampled == sampled
+            assert sample is None and self.store.sampled == sampled
             return
-        assert self.store.ring.sampled == sampled + n and len(sample.keys) == n
+        assert self.store.sampled == sampled + n and len(sample.keys) == n
         check_sample(sample, {serial: fresh for serial, fresh, _ in self.model})
         masses = {serial * S + s: mass for serial, _, offsets in self.model for s, mass in offsets.items()}
         probability = np.array([masses[key] for key in sample.keys.tolist()]) / sum(masses.values())
@@ -209,13 +209,13 @@ class ReplayMachine(RuleBasedStateMachine):
             return
         store = self.store
         store.check_valid()
-        assert (store.ring.size, store.next, store.ring.stale, store.ring.evicted) == (
+        assert (store.size, store.next, store.stale, store.evicted) == (
             self.size,
             self.serial,
             self.stale,
             self.evicted,
         )
-        assert store.next - store.oldest == len(self.model) and store.ring.nbytes == len(self.model) * SCHEMA.nbytes
+        assert store.next - store.oldest == len(self.model) and store.nbytes == len(self.model) * SCHEMA.nbytes
         for serial, _, masses in self.model:
             slot = serial % self.config["slots"]
             leaves = store.selector.tree[slot * S : (slot + 1) * S]
@@ -275,7 +275,7 @@ class QueueMachine(RuleBasedStateMachine):
     def store_is_the_model(self):
         if hasattr(self, "store"):
             self.store.check_valid()
-            assert self.store.ring.size == len(self.queue) and self.store.ring.evicted == 0
+            assert self.store.size == len(self.queue) and self.store.evicted == 0
 
 
 TestQueue = QueueMachine.TestCase
@@ -290,7 +290,7 @@ def test_a_queue_drops_nothing_that_was_not_read(capacity, slots, items):
     store = make_queue(Queue(capacity), slots)
     taken = [s for s in range(4) if store.insert(block(s, items), None)]
     store.check_valid()
-    assert store.ring.evicted == 0 and store.ring.size == len(taken) * sum(items)
+    assert store.evicted == 0 and store.size == len(taken) * sum(items)
 
 
 def test_a_loaded_queue_goes_on_in_order_where_the_ring_wraps():
@@ -328,7 +328,7 @@ def test_a_queue_is_not_trimmed():
     store = make_queue(Queue(S + 1))
     assert store.insert(block(0), None) and store.insert(block(1), None)
     store.trim()
-    assert store.ring.size == 2 * S
+    assert store.size == 2 * S
 
 
 @pytest.mark.parametrize("selector", [Prioritized, Uniform])
@@ -346,11 +346,11 @@ def test_sample_returns_at_once_in_any_state(selector):
 
 def test_slack_is_used_by_inserts_and_given_back_by_trim():
     store = make_store(capacity=2 * S, slots=8, slack=0.5)
-    sizes = [store.insert(block(sequence), None) and store.ring.size for sequence in range(5)]
+    sizes = [store.insert(block(sequence), None) and store.size for sequence in range(5)]
     assert sizes == [S, 2 * S, 3 * S, 3 * S, 3 * S]
     store.trim()
     store.check_valid()
-    assert store.ring.size == 2 * S and store.oldest == 3
+    assert store.size == 2 * S and store.oldest == 3
 
 
 def test_a_block_larger_than_the_store_is_taken_and_trimmed():
@@ -358,10 +358,10 @@ def test_a_block_larger_than_the_store_is_taken_and_trimmed():
     for sequence in range(5):
         store.insert(block(sequence), None)
         store.check_valid()
-        assert store.ring.size == S
+        assert store.size == S
     store.trim()
     store.check_valid()
-    assert store.ring.size == 0 and store.sample(1) is None
+    assert store.size == 0 and store.sample(1) is None
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -399,7 +399,7 @@ def test_a_stale_priority_is_ignored_and_counted():
     store.insert(block(2), np.ones(S))  # lies where block 0 lay
     before = store.selector.save()
     store.update(keys, np.full(8, 77.0))
-    assert store.ring.stale == 8 and (store.selector.save() == before).all()
+    assert store.stale == 8 and (store.selector.save() == before).all()
     with pytest.raises(AssertionError, match="no sample returned"):
         store.update(np.array([3 * S]), np.ones(1))
 
@@ -426,10 +426,10 @@ def test_a_message_is_taken_once(make):
     store = make()
     for channel, number in ((7, 0), (7, 1), (7, 1), (8, 0), (7, 0), (8, 1), (7, 2)):
         assert store.insert(block(0), None, Source(channel, number))
-    assert store.ring.duplicates == 2 and store.next == 5 and store.ring.latest == {7: 2, 8: 1}
+    assert store.duplicates == 2 and store.next == 5 and store.latest == {7: 2, 8: 1}
     for _ in range(2):
         assert store.insert(block(0), None)
-    assert store.ring.duplicates == 2 and store.next == 7 and store.ring.latest == {7: 2, 8: 1}
+    assert store.duplicates == 2 and store.next == 7 and store.latest == {7: 2, 8: 1}
 
 
 @STORES
@@ -437,10 +437,10 @@ def test_a_message_that_was_refused_is_taken_when_it_comes_again(make):
     store = make(slots=1)
     store.limiter = Queue(1)
     assert store.insert(block(0), None, Source(0, 0))
-    assert not store.insert(block(1), None, Source(0, 1)) and store.ring.latest == {0: 0}
+    assert not store.insert(block(1), None, Source(0, 1)) and store.latest == {0: 0}
     store.limiter = Queue(100)
     store.sample(S)
-    assert store.insert(block(1), None, Source(0, 1)) and (store.next, store.ring.duplicates) == (2, 0)
+    assert store.insert(block(1), None, Source(0, 1)) and (store.next, store.duplicates) == (2, 0)
 
 
 @STORES
@@ -453,8 +453,8 @@ def test_channels_start_anew_when_a_store_is_loaded(make):
     again.load_state(state | {"latest": {"0": [0, 2]}})  # as older checkpoints have it
     first, _, blocks = store.blocks(0)
     again.load_blocks(first, blocks)
-    assert again.ring.latest == {} and (again.ring.slots.sources == -1).all()
-    assert again.insert(block(3), None, Source(0, 0)) and (again.next, again.ring.duplicates) == (4, 0)
+    assert again.latest == {} and (again.sources == -1).all()
+    assert again.insert(block(3), None, Source(0, 0)) and (again.next, again.duplicates) == (4, 0)
 
 
 @STORES
@@ -545,8 +545,8 @@ def test_other_capacities_are_refused(text):
 
 
 def memory(store):
-    blocks = (*store.ring.rows.values(), *store.ring.starts.values(), store.ring.slots.commit, store.ring.slots.sources)
-    return sum(x.nbytes for x in (*blocks, store.ring.items, store.selector.tree.nodes))
+    blocks = (*store.rows.values(), *store.starts.values(), store.commit, store.sources)
+    return sum(x.nbytes for x in (*blocks, store.items, store.selector.tree.nodes))
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -562,7 +562,7 @@ def test_a_store_given_bytes_stays_within_them(nbytes, slack, fresh):
     assert memory(store) <= size.nbytes <= nbytes
     assert size.nbytes + 2 * (schema.nbytes + 32) > nbytes, "no block that would fit is left out"
     assert (
-        sum(x.nbytes for x in store.ring.rows.values()) + sum(x.nbytes for x in store.ring.starts.values())
+        sum(x.nbytes for x in store.rows.values()) + sum(x.nbytes for x in store.starts.values())
         == size.slots * schema.nbytes
     )
     assert store.hard_capacity <= size.slots * schema.starts
@@ -687,9 +687,9 @@ def test_spread_blocks_are_whole_and_go_from_the_oldest_to_the_newest(inserted):
     for one in blocks:
         assert store.insert(one, None)
     rows, starts = store.spread_blocks(4)
-    there = blocks[-store.ring.n_slots :] if inserted else []
+    there = blocks[-store.n_slots :] if inserted else []
     picked = [there[i] for i in np.linspace(0, len(there) - 1, min(4, len(there))).astype(int)]
     for name, column in rows.items():
         np.testing.assert_array_equal(column, np.array([one.columns()[name] for one in picked]).reshape(column.shape))
-        assert not np.shares_memory(column, next(iter(store.ring.rows.values())))
+        assert not np.shares_memory(column, next(iter(store.rows.values())))
     assert all(len(x) == len(picked) and x.shape[1] == S for x in starts.values())

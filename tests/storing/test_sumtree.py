@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import chi_square, examples
 
-from veldt.storing.sumtree import SumTree
+from veldt.storing.selectors import SumTree
 
 MASSES = st.lists(st.sampled_from([0.0, 0.0, 5e-324, 1e-12, 0.1, 1 / 3, 1.0, 7.0, 1e12, 1e300]), min_size=1, max_size=20)
 ENDS = [0.0, np.nextafter(0, 1), 0.5, np.nextafter(1, 0), 1.0]

@@ -27,7 +27,7 @@ from veldt.nets.networks import Rows
 from veldt.program import Program
 from veldt.runtime import Inline
 from veldt.storing.limiters import Queue
-from veldt.storing.queue import UnrollQueue
+from veldt.storing.ring import UnrollQueue
 from veldt.storing.store import Sample
 from veldt.topologies import apex
 from veldt.topologies.stores import store_builder
@@ -166,7 +166,7 @@ def test_every_unroll_is_learned_from_once_and_in_order() -> None:
         if done[0] == 400:
             nodes.cut()
             store = nodes.objects["store"]
-            ring = store.ring
+            ring = store
             counts.update(steps=nodes.count("env_steps"), left=ring.size, inserted=ring.inserted, sampled=ring.sampled)
             return True
         return False

@@ -37,7 +37,7 @@ def train_chain(tmp_path, **overrides):
     }
     run = veldt.train("dqn", env="veldt/Chain-v0", run=tmp_path, quiet=True, **(settings | overrides))
     with torch.no_grad():
-        return run, run.policy().model.net(torch.eye(STATES)[: STATES - 1]).numpy()
+        return run, run.policy().net(torch.eye(STATES)[: STATES - 1]).numpy()
 
 
 @pytest.mark.parametrize(

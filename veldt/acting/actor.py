@@ -1,25 +1,63 @@
-"""Actor: steps groups of environments with a policy. Imports no torch: under central inference its process is light."""
+"""Actor and Evaluator: workers that step environments with a policy. Policy: what they ask, wherever inference happens.
+
+Imports no torch: under central inference the process of an actor is light.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from veldt.compiled import njit
 from veldt.counters import Counters
 from veldt.envs import Envs
-from veldt.metrics import ACTOR
+from veldt.metrics import ACTOR, EVALUATOR
+from veldt.ports import Examples, call, stream
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.seeds import derive
 
-if TYPE_CHECKING:  # policy.py imports torch
-    from veldt.acting.seam import Policy
+if TYPE_CHECKING:  # it imports torch
+    from veldt.acting.policy import LocalPolicy
 
 MakeEnvs = Callable[[int], Envs]  # n -> a vector of n environments
+
+
+class Policy(Protocol):
+    """Where inference happens: takes the step records of groups of environments and returns actions.
+
+    policy.send(group, step)          # records [n] of the environments of one group
+    actions = policy.recv(group)      # None: not yet, step another group meanwhile
+
+    Where a runtime serves a policy to other processes, it sends the replies first and calls `record` after that.
+    """
+
+    @call(reply="recv", after="record", due="due", only=("action",))
+    def send(self, group: int, step: Tree) -> bool: ...  # False: not now, keep it and try again
+
+    def recv(self, group: int) -> Tree | None: ...  # `action` [n], and other columns for a recorder
+
+    @call
+    def flush(self, group: int) -> bool: ...  # True: all that was recorded is in the store
+
+    @stream(cancels="send")
+    def reset(self, group: int) -> None: ...  # the environments restart: drop partial blocks, zero recurrent state
+
+    def record(self) -> None: ...  # does the work that replies need not wait for
+
+    @property
+    def due(self) -> float: ...  # when a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting
+
+
+def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
+    """For groups of n environments."""
+    step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
+    action = np.zeros((n, *env.action.shape), env.action.dtype)
+    return {"send": Examples([(0, step)], [{"action": action}])}
 
 
 class Actor:
@@ -87,12 +125,8 @@ class Actor:
         out = self.policy.recv(number)
         if out is None:
             return False
-        self._apply(group, out["action"])
-        return True
-
-    def _apply(self, group: Group, action: Array) -> None:
         began = time.perf_counter()
-        record = group.envs.step(action)
+        record = group.envs.step(out["action"])
         self.timings["env"] += time.perf_counter() - began
         group.record = record
         applied, ended = _account(
@@ -106,6 +140,7 @@ class Actor:
                     self.lengths.append(int(group.lengths[lane]))
                     self.counters.add("episodes", 1)
             group.clear(record["last"])
+        return True
 
     def metrics(self) -> dict[str, float]:
         """Returns include exploration; they are the mean of the last 100 episodes."""
@@ -166,3 +201,103 @@ def _account(reward: Array, first: Array, valid: Array, last: Array, returns: Ar
     lengths += applied
     clean &= valid
     return np.count_nonzero(applied), last.any()
+
+
+class Evaluation(NamedTuple):
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def mean_length(self) -> float:
+        return float(np.mean(self.lengths))
+
+
+def evaluate(
+    envs: Envs,
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    max_length: int = 27_000,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Plays whole episodes, the same number in each environment (or one more): short ones get no extra weight.
+
+    An episode longer than `max_length` steps counts with its return so far, and its environment adds nothing until its
+    next episode begins. After twice the longest possible time it returns the episodes it has. None: `stopping` was true.
+    """
+    share = np.array([(episodes + lane) // envs.n for lane in range(envs.n)])
+    returns: list[list[float]] = [[] for _ in range(envs.n)]
+    lengths: list[list[int]] = [[] for _ in range(envs.n)]
+    total, length = np.zeros(envs.n), np.zeros(envs.n, np.int64)
+    policy.reset(0)
+    record = envs.reset(seed)
+    waiting = np.zeros(envs.n, np.bool_)  # for the next episode to begin, after a long one was cut off
+    for _ in range(2 * max_length * int(share.max())):
+        if stopping():
+            return None
+        sent, out = policy.send(0, record), policy.recv(0)
+        assert sent and out is not None
+        previous, record = record, envs.step(out["action"])
+        waiting &= ~record["first"]
+        total += record["reward"]
+        length += ~previous["last"]
+        for lane in np.flatnonzero(record["last"] | (length >= max_length)):
+            if len(returns[lane]) < share[lane] and not waiting[lane]:
+                returns[lane].append(float(total[lane]))
+                lengths[lane].append(int(length[lane]))
+            waiting[lane] |= not record["last"][lane]
+            total[lane], length[lane] = 0, 0
+        if all(len(done) == wanted for done, wanted in zip(returns, share, strict=True)):
+            break
+    return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane])
+
+
+class Evaluator:
+    """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
+
+    METRICS: ClassVar = EVALUATOR
+
+    def __init__(
+        self, envs: MakeEnvs, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int
+    ) -> None:
+        self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
+        self.max_length = max_length
+        self.envs = envs(min(episodes, 16))
+        self.next = 0  # env steps; 0: not known yet
+        self.latest: Evaluation | None = None
+
+    def step(self) -> bool:
+        steps = self.counters.get("env_steps")
+        self.next = self.next or (steps // self.every + 1) * self.every
+        if steps < self.next:
+            return False
+        self.policy.pull()
+        seed = derive(self.seed, "evaluation", self.counters.get("evaluations") + 1)
+        found = evaluate(self.envs, self.policy, self.episodes, seed, self.max_length, lambda: self.counters.stopping)
+        if found is not None:  # None: the run stops; a resumed run repeats this evaluation
+            self.latest = found
+            # Actors may have passed several evaluation points meanwhile; skip all but the newest.
+            steps = self.counters.get("env_steps")
+            self.next = max(self.next + self.every, steps // self.every * self.every)
+            self.counters.add("evaluations", 1)
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        """The newest evaluation, once."""
+        latest, self.latest = self.latest, None
+        if latest is None:
+            return {}
+        return {"eval_return": latest.mean_return, "eval_length": latest.mean_length}
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.next = int(state["next"])
+
+    def close(self) -> None:
+        self.envs.close()

@@ -1,51 +1,153 @@
-"""Policy: takes step records and returns actions. LocalPolicy runs the network in the actor's own process."""
+"""Policies that run a network: LocalPolicy in the actor's own process, BatchedPolicy for many actors (SEED RL).
+
+How much each environment explores: an epsilon, or the standard deviation of noise; 0 is greedy.
+"""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from veldt.acting.exploration import Explore
-from veldt.acting.model import Model
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
-from veldt.learning.params import Params
-from veldt.metrics import POLICY
+from veldt.learning.params import LatestParams, flatten
+from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
-from veldt.records.step import EnvSpec
+from veldt.records.step import EnvSpec, is_observation
 from veldt.records.tree import Array, Tree
 
+MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
 
-class LocalPolicy(Policy):
-    """Inference in this process, with the newest weights of `params`."""
+Explore = Callable[[int], float | Array]  # env steps of the run -> one amount for all environments, or one for each
+
+
+@dataclass(frozen=True)
+class LinearDecay:
+    """Falls linearly from `start` to `end` over `steps` env steps of the run, and stays there."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, env_steps: int) -> float:
+        fraction = min(1.0, env_steps / max(1, self.steps))
+        return self.start + fraction * (self.end - self.start)
+
+
+def ladder(epsilon: float, alpha: float, first: int, n: int, total: int) -> Array:
+    """epsilon^(1 + alpha i / (total - 1)) of environments i = first ... first + n - 1 (Horgan et al. 2018).
+
+    A single environment is in the middle of the ladder.
+    """
+    rung = np.arange(first, first + n) / (total - 1) if total > 1 else np.full(n, 0.5)
+    return epsilon ** (1 + alpha * rung)
+
+
+@dataclass(eq=False, repr=False)
+class NetworkPolicy(Policy):
+    """A network with the newest weights of `params`, an amount of exploration and a random generator. Records nothing."""
+
+    algorithm: Algorithm
+    env: EnvSpec
+    params: LatestParams
+    counters: Counters
+    explore: Explore | Array | float  # a schedule, one amount for each environment, or one for all: an evaluation
+    seed: int
+    refresh: int = 1  # forward passes between two pulls
+    device: str = "cpu"
+
+    due = math.inf
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        # In eval mode: dropout is off, and running averages are the learner's.
+        self.net = self.algorithm.network(self.env).to(self.device).requires_grad_(False).eval()
+        self.vector = flatten(self.net)
+        self.version = -1
+        self.steps = 0  # forward passes
+        self._ready: dict[int, Tree] = {}  # answers by group
+        self._explored = np.zeros(0)  # how much each environment explored last
+        self._records_version = "version" in self.algorithm.extras(self.env)
+
+    def recv(self, group: int) -> Tree | None:
+        return self._ready.pop(group, None)
+
+    def record(self) -> None: ...
+
+    def flush(self, group: int) -> bool:
+        return True
+
+    def pull(self) -> None:
+        """Takes the newest weights, unless it has them."""
+        newer = self.params.pull(self.version)
+        if newer is not None:
+            self.version = newer.version
+            vector = newer.vector if newer.vector.flags.writeable else newer.vector.copy()
+            self.vector.copy_(torch.from_numpy(vector))
+
+    def pull_if_due(self) -> None:
+        """Counts one forward pass; pulls before every `refresh`-th."""
+        if self.steps % self.refresh == 0:
+            self.pull()
+        self.steps += 1
+
+    def act(self, rows: Tensors, before: Tensors, n: int, lanes: Array | None = None) -> tuple[Tree, Tensors]:
+        """Actions of n environments and the columns recorded with them; and the next recurrent state.
+
+        Rows are [n, history, ...]. `before` is the recurrent state [n, ...] before this step, which is recorded too.
+        """
+        out, after = self.algorithm.act(self.net, rows, before, self._amounts(n, lanes), self.rng)
+        for name, tensor in before.items():
+            out[name] = tensor.cpu().numpy()
+        if self._records_version:
+            out["version"] = np.full(n, self.version)
+        return out, after
+
+    def _amounts(self, n: int, lanes: Array | None) -> Array:
+        """How much each of n environments explores now; `lanes` are their places in `explore`, if it holds more."""
+        if callable(self.explore):
+            self._explored = np.full(n, self.explore(self.counters.get("env_steps")))
+        elif lanes is not None:
+            self._explored = np.asarray(self.explore, np.float64)[lanes]
+        elif len(self._explored) != n:
+            self._explored = np.array(np.broadcast_to(self.explore, (n,)), np.float64)
+        return self._explored
+
+    def metrics(self) -> dict[str, float]:
+        """The mean amount of exploration, and by how many updates the weights lag; nothing for an evaluation."""
+        if not len(self._explored) or isinstance(self.explore, float | int):
+            return {}
+        lag = max(0, self.counters.get("learner_steps") - max(0, self.version))
+        name = self.algorithm.exploration  # empty: the algorithm has no such amount
+        return {"lag_updates": float(lag)} | ({name: float(self._explored.mean())} if name else {})
+
+    def state(self) -> dict[str, Any]:
+        return {"rng": self.rng.bit_generator.state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+
+
+class LocalPolicy(NetworkPolicy):
+    """Inference in this process: `send` computes the answer."""
 
     METRICS: ClassVar = POLICY
 
-    due = math.inf  # `send` computes the answer
-
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        env: EnvSpec,
-        params: Params,
-        counters: Counters,
-        explore: Explore | Array | float,
-        seed: int,
-        refresh: int = 1,  # steps between two pulls
-        device: str = "cpu",
-    ) -> None:
-        self.algorithm, self.env, self.device = algorithm, env, device
-        self.model = Model(algorithm, env, params, counters, explore, seed, refresh, device)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._history: dict[int, History] = {}
         self._state: dict[int, Tensors] = {}
-        self._ready: dict[int, Tree] = {}
 
     @torch.inference_mode()
     def send(self, group: int, step: Tree) -> bool:
-        self.model.pull_if_due()
+        self.pull_if_due()
         n = len(step["first"])
         if group not in self._history:
             state = self.algorithm.state(self.env)
@@ -55,27 +157,15 @@ class LocalPolicy(Policy):
         tensors = {name: torch.from_numpy(x if x.flags.writeable else x.copy()) for name, x in rows.items()}
         if self.device != "cpu":
             tensors = {name: x.to(self.device) for name, x in tensors.items()}
-        self._ready[group], self._state[group] = self.model.act(tensors, self._before(group, step), n)
-        return True
-
-    def recv(self, group: int) -> Tree | None:
-        return self._ready.pop(group, None)
-
-    def record(self) -> None:
-        """Records nothing."""
-
-    def flush(self, group: int) -> bool:
+        self._ready[group], self._state[group] = self.act(tensors, self._before(group, step), n)
         return True
 
     def reset(self, group: int) -> None:
-        self.model.restart()
+        self.pull()
+        self.steps = 0  # pulls stay in step with the blocks that follow a reset
         self._history.pop(group, None)
         self._state.pop(group, None)
         self._ready.pop(group, None)
-
-    def pull(self) -> None:
-        """Takes the newest weights now."""
-        self.model.pull()
 
     def _before(self, group: int, step: Tree) -> Tensors:
         """The recurrent state before this step: zero where an episode begins."""
@@ -86,11 +176,153 @@ class LocalPolicy(Policy):
                 tensor[begins] = 0
         return state
 
+
+class BatchedPolicy(NetworkPolicy):
+    """Collects the records of groups of n environments each, and answers many groups with one forward pass.
+
+    A batch is run once it has `batch` environments, or all groups of one actor wait, or the first group has waited for
+    `wait` seconds: a slow group never delays the others. History and recurrent state of every environment are kept here,
+    on the device of the network.
+    """
+
+    METRICS: ClassVar = INFERENCE
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: EnvSpec,
+        params: LatestParams,
+        counters: Counters,
+        explore: Explore | Array,  # a schedule, or one amount for each environment of all groups
+        seed: int,
+        groups: int,
+        n: int,
+        batch: int,
+        wait: float,
+        together: int = 1,  # groups of one actor; their numbers are consecutive
+        refresh: int = 1,  # batches between two pulls
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(algorithm, env, params, counters, explore, seed, refresh, device)
+        self.groups, self.n, self.batch, self.wait, self.together = groups, n, batch, wait, together
+        self.due = math.inf  # time.monotonic() at which the batch is run at the latest
+        self.asked: list[int] = []  # groups that wait, in the order of their rows in the batch
+        self._refused: set[int] = set()  # groups for which `recv` returned None in this batch
+        self._asks = [0] * -(-groups // together)  # by actor: groups that wait
+        self._batches = self._rows_run = 0  # since the last `metrics`
+        self._slices: dict[int, Tensors] = {}  # by size of the batch
+        self._lanes: dict[tuple[int, ...], tuple[Array, torch.Tensor]] = {}  # by groups
+        history, state, total = algorithm.window.history, algorithm.state(env), groups * n
+        self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
+        columns = {name: env.step[name] for name in [*self._seen, *(["first"] if state else [])]}
+        if history > 1:
+            columns |= {name: env.step[name] for name in ("first", "valid")}
+            self._seen = list(columns)
+        # Rows of the batch that is being collected, on the host; `_staged` are numpy views of them.
+        self._stage = {name: torch.from_numpy(np.zeros((total, *c.shape), c.dtype)) for name, c in columns.items()}
+        if device != "cpu":
+            self._stage = {name: x.pin_memory() for name, x in self._stage.items()}
+        self._staged = [(name, x.numpy()) for name, x in self._stage.items()]
+        # By environment, on the device: rows [total, history, ...], the newest last; and the recurrent state.
+        self._rows = {
+            name: torch.zeros(total, history, *x.shape[1:], dtype=x.dtype, device=device)
+            for name, x in (self._stage.items() if history > 1 else ())
+        }
+        self._states = {name: torch.zeros(total, *c.shape, device=device) for name, c in state.items()}
+
+    def send(self, group: int, step: Tree) -> bool:
+        n, at = self.n, self.n * len(self.asked)
+        assert group not in self.asked and len(step["first"]) == n, (group, self.asked, len(step["first"]))
+        for name, column in self._staged:
+            column[at : at + n] = step[name]
+        if not self.asked:
+            self.due = time.monotonic() + self.wait
+        self.asked.append(group)
+        self._asks[group // self.together] += 1
+        return True
+
+    def recv(self, group: int) -> Tree | None:
+        if group in self.asked and self._is_due(group):
+            self._run()
+        return super().recv(group)
+
+    def reset(self, group: int) -> None:
+        if group in self.asked:
+            self._withdraw(group)
+        self._ready.pop(group, None)
+        for x in (*self._rows.values(), *self._states.values()):
+            x[group * self.n : (group + 1) * self.n] = 0
+
+    def _is_due(self, group: int) -> bool:
+        """The first `recv` of a group is refused, so that other groups can join the batch."""
+        if len(self.asked) == self.groups or self.n * len(self.asked) >= self.batch:
+            return True
+        if group not in self._refused:
+            self._refused.add(group)
+            return False
+        return self.together in self._asks or time.monotonic() >= self.due
+
+    def _withdraw(self, group: int) -> None:
+        place, stop = self.asked.index(group), self.n * len(self.asked)
+        for _, column in self._staged:
+            column[self.n * place : stop - self.n] = column[self.n * (place + 1) : stop].copy()
+        self.asked.remove(group)
+        self._asks[group // self.together] -= 1
+        if not self.asked:
+            self.due = math.inf
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        self.pull_if_due()
+        asked, n, size = self.asked, self.n, self.n * len(self.asked)
+        new = self._collected(size)
+        lanes, index = self._lanes_of(tuple(asked))
+        before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
+        out, after = self.act(self._append(new, index), before, size, lanes)
+        for name, x in after.items():
+            self._states[name][index] = x
+        for place, group in enumerate(asked):
+            self._ready[group] = {name: x[place * n : (place + 1) * n] for name, x in out.items()}
+        self._batches += 1
+        self._rows_run += size
+        self.asked, self.due = [], math.inf
+        self._asks = [0] * len(self._asks)
+        self._refused.clear()
+
+    def _collected(self, size: int) -> Tensors:
+        """The rows of the batch, on the device."""
+        if self.device != "cpu":
+            return {name: x[:size].to(self.device, non_blocking=True) for name, x in self._stage.items()}
+        if size not in self._slices:  # the same views every time
+            self._slices[size] = {name: x[:size] for name, x in self._stage.items()}
+        return self._slices[size]
+
+    def _lanes_of(self, asked: tuple[int, ...]) -> tuple[Array, torch.Tensor]:
+        """The environments of these groups, in their order."""
+        found = self._lanes.get(asked)
+        if found is None:
+            lanes = (np.array(asked)[:, None] * self.n + np.arange(self.n)).ravel()
+            if len(self._lanes) == MOST_ORDERS:
+                self._lanes.clear()
+            found = self._lanes[asked] = lanes, torch.from_numpy(lanes).to(self.device)
+        return found
+
+    def _state_before(self, state: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        """The recurrent state before this step: zero where an episode begins."""
+        return state.masked_fill_(first.view(-1, *[1] * (state.ndim - 1)), 0)
+
+    def _append(self, new: Tensors, index: torch.Tensor) -> Tensors:
+        """Rows [size, history, ...] that end with the new ones."""
+        if not self._rows:
+            return {name: new[name][:, None] for name in self._seen}
+        rows = {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in self._rows.items()}
+        for name, x in rows.items():
+            self._rows[name][index] = x
+        return rows
+
     def metrics(self) -> dict[str, float]:
-        return self.model.metrics()
-
-    def state(self) -> dict[str, Any]:
-        return self.model.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.model.load_state(state)
+        metrics = super().metrics()
+        if self._batches:
+            metrics["inference_batch"] = self._rows_run / self._batches
+        self._batches = self._rows_run = 0
+        return metrics

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.algorithms.base import Algorithm
 from veldt.records.block import Block, Schema, window_items
 from veldt.records.tree import Array, Tree, read_only
@@ -84,10 +84,7 @@ class Recorder(Policy):
             self._tapes[group] = Tape(self.schema, len(step["first"]))
         tape = self._tapes[group]
         tape.append(step, out)
-        if tape.end == self.schema.rows:
-            self._emit(tape, self.schema.fresh)
-            tape.drop(self.schema.fresh)
-        elif time.monotonic() - tape.began > self.max_age:
+        if tape.end == self.schema.rows or time.monotonic() - tape.began > self.max_age:
             window = self.schema.window
             fresh = (tape.end - window.before - window.after) // window.stride * window.stride
             if fresh > 0:

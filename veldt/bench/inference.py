@@ -38,11 +38,9 @@ import psutil
 import torch
 import yaml
 
-from veldt.acting.actor import Actor
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.actor import Actor, send_examples
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
-from veldt.acting.seam import send_examples
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
 from veldt.bench.peers import medians, side_by_side
 from veldt.bench.timing import machine
@@ -381,10 +379,10 @@ class CountingPolicy(LocalPolicy):
     taken = 0
 
     def send(self, group: int, step: Tree) -> bool:
-        before = self.model.version
+        before = self.version
         sent = super().send(group, step)
-        if self.model.version != before:
-            self.taken += self.model.vector.nbytes
+        if self.version != before:
+            self.taken += self.vector.nbytes
         return sent
 
     def take(self) -> int:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.records.tree import Array, Tree
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Prioritized
-from veldt.storing.size import plan_size
+from veldt.storing.slots import plan_size
 from veldt.storing.windows import copy_windows
 
 VECTORS = EnvSpec("vectors", {"obs": spec((16,), np.float32)}, spec((), np.int64), spaces.Discrete(6))
@@ -127,13 +127,13 @@ class ReplayBench:
     def _memory(self, ours: Ours) -> dict[str, float]:
         """Copies and inserts against plain copies of as many bytes, from RAM that is as cold in the caches."""
         store, schema, rng = ours.store, ours.store.schema, np.random.default_rng(2)
-        source, rows = store.ring.rows["obs"], schema.window.rows
+        source, rows = store.rows["obs"], schema.window.rows
         out = np.zeros((self.batch, rows, 84, 84), np.uint8)
         flat = out.reshape(-1, 84, 84)
         places = len(source) // len(flat)
 
         def windows() -> None:
-            slot, offset = rng.integers(0, store.ring.n_slots, self.batch), rng.integers(0, schema.starts, self.batch)
+            slot, offset = rng.integers(0, store.n_slots, self.batch), rng.integers(0, schema.starts, self.batch)
             copy_windows(source, np.sort(slot * schema.rows + offset), out)
 
         def memcpy() -> None:
@@ -147,14 +147,14 @@ class ReplayBench:
             assert store.insert(block, priorities)
 
         def memcpy_block() -> None:
-            at = rng.integers(0, store.ring.n_slots) * schema.rows
+            at = rng.integers(0, store.n_slots) * schema.rows
             source[at : at + schema.rows] = block.rows["obs"]
 
         copying = alternate({"windows": windows, "memcpy": memcpy}, 10, self.rounds)
         inserting = alternate({"insert": insert, "memcpy": memcpy_block}, 100, self.rounds)
         assert isinstance(store.selector, Prioritized)
-        blocks = sum(x.nbytes for x in store.ring.rows.values())
-        size = blocks + store.selector.tree.nodes.nbytes + store.ring.items.nbytes
+        blocks = sum(x.nbytes for x in store.rows.values())
+        size = blocks + store.selector.tree.nodes.nbytes + store.items.nbytes
         return {
             "copy_windows_us": 1e6 * copying["windows"],
             "memcpy_us": 1e6 * copying["memcpy"],

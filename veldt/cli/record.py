@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from veldt import callables
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.cli.parse import parse
 from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
@@ -133,7 +133,7 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
     protocol = args.protocol or (config.protocol if is_atari(env) else "")
     _check_protocol(env, protocol)
     policy = Run(path).policy(args.epsilon)
-    policy.model.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
+    policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
     envs = make_env(env, 1, protocol=protocol)
     theirs, ours = policy.env, envs.spec
     if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from safetensors import SafetensorError
 
-from veldt.acting.seam import Policy
+from veldt.acting.actor import Policy
 from veldt.demos.set import FORMAT, RECORDING, VERSION, Demos, Shard, digest, is_inside, row_bytes, shard_name
 from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari

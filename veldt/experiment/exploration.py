@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
 
-from veldt.acting.exploration import Explore, LinearDecay, ladder
+from veldt.acting.policy import Explore, LinearDecay, ladder
 from veldt.bounds import above, at_least, between
 from veldt.records.tree import Array
 

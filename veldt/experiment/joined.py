@@ -93,8 +93,7 @@ def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
 
 def _central(link: Link, told: dict[str, Any]) -> Host:
     os.environ["VELDT_LIGHT"] = "1"
-    from veldt.acting.actor import Actor
-    from veldt.acting.seam import Policy
+    from veldt.acting.actor import Actor, Policy
     from veldt.envs import make_env
 
     session = link.session

@@ -11,7 +11,7 @@ from veldt.program import Program
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.runtime.local.plan import STREAM_BYTES
-from veldt.storing.size import Size
+from veldt.storing.slots import Size
 from veldt.topologies.stores import demos_size, store_size
 
 NETWORK_COPIES = 15  # weights, target, gradient, moments, published weights, copies at the policies, activations

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from veldt import callables
-from veldt.acting.evaluator import Evaluation, evaluate
+from veldt.acting.actor import Evaluation, evaluate
 from veldt.acting.policy import LocalPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.counters import Counters
@@ -63,7 +63,7 @@ class Run:
         env = config.envs().spec
         epsilon = config.eval.epsilon if epsilon is None else epsilon
         policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
-        params.restore(policy.model.net, weights)
+        params.restore(policy.net, weights)
         return policy
 
     def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:

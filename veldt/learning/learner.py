@@ -8,25 +8,25 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from veldt.algorithms.base import Algorithm, Loss
+from veldt.algorithms.base import Algorithm, Batch, Loss
 from veldt.bounds import above, at_least, between
 from veldt.counters import Counters
 from veldt.errors import Diverged
-from veldt.learning import diagnosis, optim, params
-from veldt.learning.diagnosis import Diagnosis
-from veldt.learning.feed import Feed
-from veldt.learning.params import Params
-from veldt.learning.publisher import Publisher
-from veldt.learning.updater import Flat, Owned, Updater
+from veldt.learning import optim, params
+from veldt.learning.optim import Flat, Owned, Updater
+from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
 from veldt.nets.torsos import use_bfloat16
 from veldt.records.step import EnvSpec
@@ -34,6 +34,8 @@ from veldt.storing.store import Sample, Store
 
 log = logging.getLogger("veldt")
 BAD_IN_A_ROW = 10  # updates that are not finite before the run stops
+DIAGNOSE_EVERY = 500  # updates
+DIAGNOSED_BLOCKS, DIAGNOSED_ROWS = 16, 2_000  # read at most
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,87 @@ class LearnerConfig:
     """Updates between two trims of the store to its capacity."""
 
 
+class Feed:
+    """Samples windows from the store and moves them to the learner's device; for a GPU, one batch ahead."""
+
+    def __init__(
+        self,
+        store: Store,
+        algorithm: Algorithm,
+        size: int,  # of a batch
+        prefetch: int,  # batches of one draw
+        device: torch.device,
+        ahead: bool,  # begin the next batch while the learner works on this one
+    ) -> None:
+        self.store, self.size, self.prefetch, self.device = store, size, prefetch, device
+        self.timings = {"sample": 0.0}  # seconds that the learner waited
+        self._ahead = algorithm.ahead
+        self._samples: deque[Sample] = deque()
+        self._prepared: tuple[Sample, Batch] | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(1, "draw") if ahead else None
+        self._preparing: Future[None] | None = None
+
+    def next(self) -> tuple[Sample, Batch] | None:
+        """A sample and its batch on the device; None: the store has none now."""
+        found, self._prepared = self._prepared, None
+        if found is None:
+            began = time.perf_counter()
+            sample = self._draw()
+            self.timings["sample"] += time.perf_counter() - began
+            if sample is None:
+                return None
+            found = sample, self._batch(sample)
+        if self._stream is not None:
+            here = torch.cuda.current_stream(self.device)
+            here.wait_stream(self._stream)  # for this batch
+            self._stream.wait_stream(here)  # for the target network, if it was just copied
+        return found
+
+    def prepare(self, target: nn.Module | None) -> None:
+        """With `ahead`: draws the next batch in another thread, and computes what needs only the target network.
+
+        None: the target network is about to change, so nothing may be computed with it yet.
+        """
+        if self._thread is not None:
+            self._preparing = self._thread.submit(self._prepare, target)
+
+    def wait(self) -> None:
+        """The learner calls this before it calls the store: one caller, and the same order of calls every time."""
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None:
+            began = time.perf_counter()
+            preparing.result()
+            self.timings["sample"] += time.perf_counter() - began
+
+    def clear(self) -> None:
+        """Drops all batches that were drawn and not used."""
+        self._samples.clear()
+        self._prepared = None
+
+    def _draw(self) -> Sample | None:
+        if not self._samples:
+            sample = self.store.sample(self.size * self.prefetch)
+            if sample is None:
+                return None
+            # A batch takes every prefetch-th item, so that each is spread over the whole of the stratified draw.
+            self._samples.extend(sample.part(i, self.prefetch) for i in range(self.prefetch))
+        return self._samples.popleft()
+
+    def _prepare(self, target: nn.Module | None) -> None:
+        sample = self._draw()
+        if sample is None:
+            return
+        with torch.cuda.stream(self._stream):
+            batch = self._batch(sample).move()
+            if target is not None:
+                batch.ahead = self._ahead(target, batch)
+        self._prepared = sample, batch
+
+    def _batch(self, sample: Sample) -> Batch:
+        return Batch(sample.rows, sample.starts, sample.weights, self.device)
+
+
 class Learner:
     """A worker: each `step()` is one update, or False if the store has no batch now."""
 
@@ -80,7 +163,7 @@ class Learner:
         algorithm: Algorithm,
         env: EnvSpec,
         store: Store,
-        params_: Params,
+        params_: LatestParams,
         counters: Counters,
         config: LearnerConfig,
         env_steps: int,  # of the whole run
@@ -100,12 +183,12 @@ class Learner:
         self.feed = Feed(store, algorithm, config.batch, config.prefetch, self.device, ahead=self.device.type == "cuda")
         self.updater = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
         self.publisher = Publisher(params_, self.vector, config.publish_lag)
-        self.diagnosis = Diagnosis(algorithm, self.net, store, self.device)
         self.steps = 0
         self.bad = 0  # updates skipped because the loss or the gradient was not finite
         self.timings = self.feed.timings
         self._bad_in_a_row = 0
         self._latest: dict[str, Tensor] = {}  # metrics
+        self._diagnosis: dict[str, float] = {}  # the latest
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
         if params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
@@ -134,8 +217,8 @@ class Learner:
             self.publisher.publish(self.steps)
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
-        if self.steps % diagnosis.EVERY == 0:
-            self.diagnosis.run()
+        if self.steps % DIAGNOSE_EVERY == 0:
+            self._diagnose()
         return True
 
     def cut(self) -> bool:
@@ -161,7 +244,14 @@ class Learner:
         norm = float(torch.linalg.vector_norm(self.flat.gradient))
         # A Huber loss has a finite gradient even where the loss is infinite, so both are checked.
         if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):
-            self._skip()
+            self.bad += 1
+            self._bad_in_a_row += 1
+            log.warning("learner: update %d skipped: its loss or gradient is not finite", self.steps + 1)
+            if self._bad_in_a_row >= BAD_IN_A_ROW:
+                raise Diverged(
+                    f"The learner diverged: {BAD_IN_A_ROW} updates in a row were not finite. Lower learner.lr, or check "
+                    "the scale of the rewards and observations; the last checkpoint is from before."
+                )
             return False
         self._bad_in_a_row = 0
         if self.updater.update(loss.losses, norm) and loss.after is not None:
@@ -169,21 +259,24 @@ class Learner:
         self._latest = loss.metrics
         return True
 
-    def _skip(self) -> None:
-        self.bad += 1
-        self._bad_in_a_row += 1
-        log.warning("learner: update %d skipped: its loss or gradient is not finite", self.steps + 1)
-        if self._bad_in_a_row >= BAD_IN_A_ROW:
-            raise Diverged(
-                f"The learner diverged: {BAD_IN_A_ROW} updates in a row were not finite. Lower learner.lr, or check the "
-                "scale of the rewards and observations; the last checkpoint is from before."
-            )
+    def _diagnose(self) -> None:
+        """What the algorithm measures on whole blocks, which windows do not show. It changes neither weights nor store."""
+        self.net.eval()
+        self._diagnosis |= self.algorithm.diagnose(self.net, self._blocks, self.store.schema)
+        self.net.train()
+
+    def _blocks(self) -> Batch | None:
+        """Blocks [N, R, ...] from the oldest to the newest, and their window starts [N, S, ...]."""
+        found = self.store.spread_blocks(max(1, min(DIAGNOSED_BLOCKS, DIAGNOSED_ROWS // self.store.schema.rows)))
+        if found is None:  # the store is in another process and has not replied yet
+            return None
+        return Batch(found.rows, found.starts, np.ones(len(found.rows["first"]), np.float32), self.device)
 
     def metrics(self) -> dict[str, float]:
         metrics = {"skipped_updates": float(self.bad), "published": float(self.publisher.published)}
         if not math.isnan(self._lag):
             metrics["policy_lag"] = self._lag
-        return metrics | self.diagnosis.metrics | {name: float(x.mean()) for name, x in self._latest.items()}
+        return metrics | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
@@ -202,14 +295,12 @@ class Learner:
 
 def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int) -> Owned:
     """The optimizer of the config, whose learning rate is annealed over `env_steps`."""
-    rate = partial(learning_rate, config, counters, env_steps)
+
+    def rate() -> float:
+        left = max(0.0, 1 - counters.get("env_steps") / env_steps) if config.anneal else 1.0
+        return config.lr * left
+
     return Owned(flat, partial(make_optimizer, config), rate, config.clip_norm)
-
-
-def learning_rate(config: LearnerConfig, counters: Counters, env_steps: int) -> float:
-    if not config.anneal:
-        return config.lr
-    return config.lr * max(0.0, 1 - counters.get("env_steps") / env_steps)
 
 
 def make_optimizer(config: LearnerConfig, weights: Tensor, gradient: Tensor) -> optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Optimizers on one flat vector: Adam, and the two RMSProps of the papers.
+"""What becomes of a gradient: updaters, and optimizers on one flat vector (Adam, the two RMSProps of the papers).
 
 `torch.optim` takes over a second to import its compiler, and its RMSProp adds epsilon outside the square root where DQN's
 and A3C's add it inside.
@@ -7,30 +7,42 @@ and A3C's add it inside.
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import numba
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from veldt.learning.params import flatten, flatten_gradients, group_slice, under
 from veldt.records.tree import Array
 
 
-class Optimizer(Protocol):
-    def step(self, lr: float) -> None: ...
-    def state(self) -> dict[str, Array]: ...
-    def load_state(self, state: dict[str, Any]) -> None: ...
+class Optimizer:
+    """Changes `weights` by their `gradient`, and keeps running averages of it."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor, *averages: str) -> None:
+        self.weights, self.gradient = weights, gradient
+        self.averages = {name: torch.zeros_like(gradient) for name in averages}
+
+    def step(self, lr: float) -> None:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Array]:
+        return {name: x.cpu().numpy() for name, x in self.averages.items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, x in self.averages.items():
+            x.copy_(torch.from_numpy(state[name]))
 
 
-class Adam:
+class Adam(Optimizer):
     """Kingma and Ba 2015, as in `torch.optim.Adam`."""
 
     def __init__(self, weights: Tensor, gradient: Tensor, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self.weights, self.gradient, self.eps, self.betas = weights, gradient, eps, betas
-        self.mean = torch.zeros_like(gradient)
-        self.square = torch.zeros_like(gradient)
-        self.steps = 0
+        super().__init__(weights, gradient, "mean", "square")
+        self.eps, self.betas, self.steps = eps, betas, 0
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -39,74 +51,56 @@ class Adam:
         # lr * (mean / c1) / (sqrt(square / c2) + eps), with numerator and denominator multiplied by sqrt(c2)
         scale = math.sqrt(1 - b2**self.steps)
         size, eps = lr * scale / (1 - b1**self.steps), self.eps * scale
+        mean, square = self.averages.values()
         if self.weights.device.type == "cpu":  # one pass over the arrays instead of six
-            w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square))
+            w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, mean, square))
             _adam(w, g, m, s, 1 - b1, b2, 1 - b2, size, eps)
             return
-        self.mean.lerp_(self.gradient, 1 - b1)
-        self.square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
-        self.weights.addcdiv_(self.mean, self.square.sqrt().add_(eps), value=-size)
+        mean.lerp_(self.gradient, 1 - b1)
+        square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
+        self.weights.addcdiv_(mean, square.sqrt().add_(eps), value=-size)
 
     def state(self) -> dict[str, Array]:
-        return {"mean": _host(self.mean), "square": _host(self.square), "steps": np.array(self.steps)}
+        return super().state() | {"steps": np.array(self.steps)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.mean.copy_(torch.from_numpy(state["mean"]))
-        self.square.copy_(torch.from_numpy(state["square"]))
+        super().load_state(state)
         self.steps = int(state["steps"])
 
 
-class RMSProp:
+class RMSProp(Optimizer):
     """delta = lr * g / sqrt(E[g^2] - E[g]^2 + eps), epsilon inside the root (Mnih et al. 2015; not centred: A3C)."""
 
     def __init__(
         self, weights: Tensor, gradient: Tensor, eps: float, decay: float, momentum: float = 0.0, centered: bool = True
     ) -> None:
-        self.weights, self.gradient = weights, gradient
+        super().__init__(weights, gradient, "mean", "square", "velocity")
         self.eps, self.decay, self.momentum, self.centered = eps, decay, momentum, centered
-        self.mean = torch.zeros_like(gradient)
-        self.square = torch.zeros_like(gradient)
-        self.velocity = torch.zeros_like(gradient)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
+        mean, square, velocity = self.averages.values()
         if self.weights.device.type == "cpu":
-            w, g, m, s, v = (x.numpy() for x in (self.weights, self.gradient, self.mean, self.square, self.velocity))
+            w, g, m, s, v = (x.numpy() for x in (self.weights, self.gradient, mean, square, velocity))
             _rmsprop(w, g, m, s, v, 1 - self.decay, self.decay, self.momentum, lr, self.eps, self.centered)
             return
-        self.square.mul_(self.decay).addcmul_(self.gradient, self.gradient, value=1 - self.decay)
-        spread = self.square
+        square.mul_(self.decay).addcmul_(self.gradient, self.gradient, value=1 - self.decay)
+        spread = square
         if self.centered:
-            self.mean.lerp_(self.gradient, 1 - self.decay)
-            spread = self.square.addcmul(self.mean, self.mean, value=-1)
+            mean.lerp_(self.gradient, 1 - self.decay)
+            spread = square.addcmul(mean, mean, value=-1)
         step = self.gradient / spread.add(self.eps).sqrt_()
         if self.momentum:
-            step = self.velocity.mul_(self.momentum).add_(step)
+            step = velocity.mul_(self.momentum).add_(step)
         self.weights.add_(step, alpha=-lr)
 
-    def state(self) -> dict[str, Array]:
-        return {"mean": _host(self.mean), "square": _host(self.square), "velocity": _host(self.velocity)}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        for name in ("mean", "square", "velocity"):
-            getattr(self, name).copy_(torch.from_numpy(state[name]))
-
-
-class SGD:
+class SGD(Optimizer):
     """weights -= lr * gradient."""
-
-    def __init__(self, weights: Tensor, gradient: Tensor) -> None:
-        self.weights, self.gradient = weights, gradient
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         self.weights.add_(self.gradient, alpha=-lr)
-
-    def state(self) -> dict[str, Array]:
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        pass
 
 
 @numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", cache=True, error_model="numpy")
@@ -129,6 +123,65 @@ def _rmsprop(
         w[i] -= lr * v[i]
 
 
-def _host(tensor: Tensor) -> Array:
-    array: Array = tensor.cpu().numpy()
-    return array
+class Flat(NamedTuple):
+    """A network whose parameters and their gradients are views of two vectors."""
+
+    net: nn.Module
+    weights: Tensor  # [size], the parameters, then the float buffers
+    gradient: Tensor  # [number of parameters]
+    buffers: Tensor  # the end of `weights`
+
+    @classmethod
+    def of(cls, net: nn.Module) -> Flat:
+        weights, gradient = flatten(net), flatten_gradients(net)
+        return cls(net, weights, gradient, weights[len(gradient) :])
+
+
+class Updater(Protocol):
+    """Made with a `Flat`, whose gradient it reads and whose weights it writes."""
+
+    def update(self, groups: Iterable[str], norm: float) -> bool:
+        """Takes the gradient, which is finite and has this norm. `groups` are the prefixes of the parameters that have a
+        loss; the gradient of all others is 0.
+
+        True: the weights are updated. False: the gradient is sent, and new weights come with a later update.
+        """
+
+    def state(self) -> dict[str, Array]: ...  # GROUP/name -> array
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Owned:
+    """The optimizers are in this process: one for each group of parameters, made when its loss is first seen."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        optimizer: Callable[[Tensor, Tensor], Optimizer],  # of weights and their gradient
+        lr: Callable[[], float],
+        clip_norm: float,  # 0: not clipped
+    ) -> None:
+        self.flat, self.lr, self.clip_norm = flat, lr, clip_norm
+        self.optimizers: dict[str, Optimizer] = {}
+        self._optimizer = optimizer
+
+    def update(self, groups: Iterable[str], norm: float) -> bool:
+        if self.clip_norm and norm > self.clip_norm:
+            self.flat.gradient.mul_(self.clip_norm / norm)
+        for group in groups:
+            if group not in self.optimizers:
+                self.optimizers[group] = self._make(group)
+            self.optimizers[group].step(self.lr())
+        return True
+
+    def state(self) -> dict[str, Array]:
+        return {f"{group}/{name}": x for group, one in self.optimizers.items() for name, x in one.state().items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for group in sorted({key.partition("/")[0] for key in state}):
+            self.optimizers[group] = self._make(group)
+            self.optimizers[group].load_state(under(f"{group}/", state))
+
+    def _make(self, group: str) -> Optimizer:
+        where = group_slice(self.flat.net, group)
+        return self._optimizer(self.flat.weights[where], self.flat.gradient[where])

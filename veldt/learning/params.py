@@ -1,14 +1,15 @@
-"""Weights: one flat vector of a network, and the service that hands out the newest."""
+"""Weights: one flat vector of a network, the service that hands out the newest, and the publisher that a learner has."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections import deque
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from veldt.errors import UserError
+from veldt.errors import Diverged, UserError
 from veldt.records.tree import Array
 from veldt.shared import Cell, PrivateCell
 
@@ -16,11 +17,6 @@ from veldt.shared import Cell, PrivateCell
 class Weights(NamedTuple):
     version: int  # learner steps
     vector: Array  # float32 [size]
-
-
-class Params(Protocol):
-    def publish(self, weights: Weights) -> None: ...
-    def pull(self, have: int) -> Weights | None: ...
 
 
 class LatestParams:
@@ -38,6 +34,42 @@ class LatestParams:
         return None if found is None else Weights(found[0], found[1]["vector"])
 
 
+class Publisher:
+    """Publishes finite weights only. With `lag` > 0, to study lag, those published are at least that many updates old."""
+
+    def __init__(self, params: LatestParams, vector: Tensor, lag: int = 0) -> None:
+        self.params, self.vector, self.lag = params, vector, lag
+        self.published = 0  # publications
+        self._delayed: deque[Weights] = deque()
+        # A GPU copies to pinned memory, which is reused.
+        self._host = torch.empty(vector.shape, pin_memory=True) if vector.is_cuda else None
+
+    def publish(self, version: int) -> None:
+        """`version` is the number of updates of these weights."""
+        weights = Weights(version, self._finite(version))
+        if self.lag:
+            self._delayed.append(weights._replace(vector=weights.vector.copy()))
+            while len(self._delayed) > 1 and self._delayed[1].version <= version - self.lag:
+                self._delayed.popleft()
+            weights = self._delayed[0]
+        self.params.publish(weights)
+        self.published += 1
+
+    def publish_newest(self, version: int) -> None:
+        """Without the lag, which starts again from these weights."""
+        self._delayed.clear()
+        self.publish(version)
+
+    def _finite(self, version: int) -> Array:
+        vector: Array = (self.vector if self._host is None else self._host.copy_(self.vector)).numpy()
+        if not np.isfinite(vector).all():
+            raise Diverged(
+                f"The learner diverged: its weights are not finite after {version} updates. Lower learner.lr; the last "
+                "checkpoint is from before."
+            )
+        return vector
+
+
 def flatten(net: nn.Module) -> Tensor:
     """Moves the parameters and the float buffers of a network into one vector, and makes them views of it.
 
@@ -48,24 +80,19 @@ def flatten(net: nn.Module) -> Tensor:
     tensors += [b for b in net.buffers() if b.is_floating_point()]
     assert tensors, "a network without parameters"
     assert all(t.dtype == torch.float32 for t in tensors), {t.dtype for t in tensors}
-    vector = torch.empty(sum(t.numel() for t in tensors), device=tensors[0].device)
-    at = 0
-    for tensor in tensors:
-        view = vector[at : at + tensor.numel()].view(tensor.shape)
-        view.copy_(tensor.detach())
-        tensor.data = view
-        at += tensor.numel()
+    vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    for tensor, part in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
+        tensor.data = part.view(tensor.shape)
     return vector
 
 
 def flatten_gradients(net: nn.Module) -> Tensor:
     """One vector that holds the gradient of every parameter; backward adds to it in place."""
     parameters = list(net.parameters())
-    vector = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
-    at = 0
-    for parameter in parameters:
-        parameter.grad = vector[at : at + parameter.numel()].view(parameter.shape)
-        at += parameter.numel()
+    sizes = [parameter.numel() for parameter in parameters]
+    vector = torch.zeros(sum(sizes), device=parameters[0].device)
+    for parameter, part in zip(parameters, torch.split(vector, sizes), strict=True):
+        parameter.grad = part.view(parameter.shape)
     return vector
 
 

@@ -46,9 +46,7 @@ class SamplesPerInsert:
         return cls(ratio, min_size, tolerance=2 * ratio * burst + batch, inserts_wait=inserts_wait)
 
     def can_insert(self, items: int, size: int, inserted: int, sampled: int) -> bool:
-        if not self.inserts_wait:
-            return True
-        if size < max(1, self.min_size):
+        if not self.inserts_wait or size < max(1, self.min_size):
             return True
         return self.ratio * (inserted + items - self.min_size) - sampled <= self.tolerance
 

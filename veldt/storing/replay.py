@@ -1,159 +1,202 @@
-"""Replay: items are drawn again and again by a selector, and the oldest blocks are evicted when the store is full."""
+"""Replay: items are drawn again and again by a selector, and the oldest blocks are evicted when the store is full.
+
+Mixture: the replay of a run, and one of demonstrations beside it (R2D3; Gulcehre et al. 2020).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, ClassVar
 
 import numba
 import numpy as np
 
-from veldt.metrics import STORE
-from veldt.ports import Source
-from veldt.records.block import Block, Schema
-from veldt.records.tree import Array, Tree
+from veldt.errors import UserError
+from veldt.metrics import DEMOS, STORE
+from veldt.records.block import Schema
+from veldt.records.tree import Array
 from veldt.storing.limiters import Limiter
 from veldt.storing.ring import BlockRing
-from veldt.storing.selectors import Selector, check_priorities, writeable
+from veldt.storing.selectors import Prioritized, check_priorities
 from veldt.storing.slots import BlockMemory
-from veldt.storing.store import Blocks, Sample, Store
+from veldt.storing.store import Sample
 
 
-class Replay(Store):
-    """Blocks, priorities and counts lie in block memory that may outlive the process: then the store continues where the
-    process was killed."""
-
-    METRICS: ClassVar = STORE
+class Replay(BlockRing):
+    """A block that is inserted without priorities gets the largest so far."""
 
     def __init__(
         self,
         schema: Schema,
-        selector: Selector,
+        selector: Prioritized,
         limiter: Limiter,
         capacity: int,  # items
         n_slots: int,
         slack: float = 0.0,  # inserts may exceed the capacity by this fraction until trim()
         seed: int = 0,
         memory: BlockMemory | None = None,  # the one that the selector was made with
-        pinned: bool = False,  # samples lie in pages that a GPU can read by itself
+        pinned: bool = False,
     ) -> None:
-        self.schema, self.selector, self.limiter, self.capacity = schema, selector, limiter, capacity
+        super().__init__(schema, limiter, n_slots, memory, pinned)
+        self.selector, self.capacity = selector, capacity
         self.hard_capacity = int(capacity * (1 + slack))
         self.rng = np.random.default_rng(seed)
-        self.ring = ring = BlockRing(schema, n_slots, memory, pinned)
-        if memory is not None and memory.found:
-            ring.evicted = ring.inserted - ring.size
-            selector.adopt(ring.items.reshape(-1))
-            ring.keep()
+        if self.adopted:
+            self.evicted = self.inserted - self.size
+            selector.adopt(self.items.reshape(-1))
+            self.keep()
 
-    def insert(self, block: Block, priorities: Array | None, source: Source | None = None) -> bool:
-        """Takes a block; False: not now. Missing priorities read as the largest so far."""
-        ring = self.ring
-        if ring.is_duplicate(source):
-            return True
-        offsets = np.flatnonzero(block.items)
-        if not self.limiter.can_insert(len(offsets), ring.size, ring.inserted, ring.sampled):
-            return False
-        if priorities is not None:
-            assert priorities.shape == block.items.shape, (priorities.shape, block.items.shape)
-            priorities = check_priorities(priorities[offsets])
-        while ring.full or self._overfull(len(offsets)):
+    def _make_room(self, items: int) -> bool:
+        while self.full or self._overfull(items):
             self._evict()
-        self.selector.insert(ring.next % ring.n_slots * self.schema.starts + offsets, priorities)
-        ring.append(block, source, len(offsets))
         return True
+
+    def _add_items(self, leaves: Array, priorities: Array | None) -> None:
+        self.selector.insert(leaves, priorities)
 
     def sample(self, n: int) -> Sample | None:
         return self.draw(n) if self.can_sample(n) else None
 
-    def can_sample(self, n: int) -> bool:
-        ring = self.ring
-        return ring.size > 0 and self.limiter.can_sample(n, ring.size, ring.inserted, ring.sampled)
-
     def draw(self, n: int) -> Sample:
         """As `sample`, without asking the limiter."""
-        draw = self.selector.draw(n, self.rng)
-        sample = self.ring.read(draw.leaves, self.selector.weights(draw, self.ring.size), draw.probability)
+        leaves, probability = self.selector.draw(n, self.rng)
+        sample = self.read(leaves, self.selector.weights(probability, self.size), probability)
         self.count_sampled(n)
         return sample
 
     def count_sampled(self, n: int) -> None:
-        """Counts n items as sampled."""
-        self.ring.sampled += n
-        self.ring.keep()
+        self.sampled += n
+        self.keep()
 
     def update(self, keys: Array, priorities: Array) -> None:
         """New priorities for sampled items. Keys of blocks that are gone are ignored and counted."""
         assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
-        priorities, ring, starts = check_priorities(priorities), self.ring, self.schema.starts
-        oldest, stop = ring.oldest * starts, ring.next * starts
-        found, kept, known = _alive(writeable(np.ascontiguousarray(keys)), priorities, ring.items.reshape(-1), oldest, stop)
+        priorities, starts = check_priorities(priorities), self.schema.starts
+        keys, items = np.array(keys, np.int64), self.items.reshape(-1)
+        found, kept, known = _alive(keys, priorities, items, self.oldest * starts, self.next * starts)
         assert known, "update: a key that no sample returned"
-        ring.stale += len(keys) - len(found)
+        self.stale += len(keys) - len(found)
         self.selector.update(found, kept)
 
     def _overfull(self, more: int) -> bool:
         """Whether `more` items would exceed the capacity and its slack."""
-        ring = self.ring
-        return ring.next > ring.oldest and ring.size + more > self.hard_capacity
+        return self.next > self.oldest and self.size + more > self.hard_capacity
 
     def trim(self) -> None:
         """Evicts the oldest blocks down to the capacity (Ape-X's learner does it every 100 updates)."""
-        while self.ring.size > self.capacity:
+        while self.size > self.capacity:
             self._evict()
 
     def _evict(self) -> None:
-        ring = self.ring
-        leaves = ring.item_leaves(ring.oldest)
-        ring.erase_oldest()
+        slot = self.oldest % self.n_slots
+        leaves = slot * self.schema.starts + np.flatnonzero(self.items[slot])
+        self.erase_oldest()
         self.selector.remove(leaves)
-        ring.size -= len(leaves)
-        ring.evicted += len(leaves)
-
-    def spread_blocks(self, n: int) -> Blocks:
-        return self.ring.spread_blocks(n)
-
-    def metrics(self) -> dict[str, float]:
-        return self.ring.metrics()
-
-    # Checkpoints.
-
-    @property
-    def oldest(self) -> int:
-        return self.ring.oldest
-
-    @property
-    def next(self) -> int:
-        return self.ring.next
+        self.size -= len(leaves)
+        self.evicted += len(leaves)
 
     def state(self) -> dict[str, Any]:
-        """All but the blocks themselves; `blocks` has those."""
-        return self.ring.state() | {"mass": self.selector.save(), "rng": self.rng.bit_generator.state}
+        return super().state() | {"mass": self.selector.save(), "rng": self.rng.bit_generator.state}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.ring.load_state(state)
+        super().load_state(state)
         self.selector.load(state["mass"])
         self.rng.bit_generator.state = state["rng"]
 
-    def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
-        return self.ring.blocks(since, most)
-
-    def load_blocks(self, first: int, blocks: Tree) -> None:
-        self.ring.load_blocks(first, blocks)
-
     def drop_blocks(self, first: int, stop: int) -> int:
         """Removes the items of blocks first ... stop - 1, whose rows could not be read back; how many there were."""
-        leaves = self.ring.drop_items(first, stop)
+        leaves = self.drop_items(first, stop)
         self.selector.remove(leaves)
-        self.ring.keep()
+        self.keep()
         return len(leaves)
 
     def check_valid(self) -> None:
-        """The invariants, for tests."""
-        ring = self.ring
-        ring.check_valid()
-        assert not self._overfull(0) or ring.next - ring.oldest == 1
-        assert ring.inserted - ring.evicted == ring.size
-        self.selector.check_valid(ring.items.ravel())
+        super().check_valid()
+        assert not self._overfull(0) or self.next - self.oldest == 1
+        assert self.inserted - self.evicted == self.size
+        self.selector.check_valid(self.items.ravel())
+
+
+class Mixture(Replay):
+    """Each item of a sample is drawn from the demonstrations with probability `ratio`, and else from the run's own blocks;
+    each of the two has its own priorities. Blocks are inserted into the run's own, and only those are in checkpoints.
+
+    Keys of demonstrations are negative. Importance weights are those of each store's own probabilities, divided by the
+    largest of the batch. The limiter counts both kinds of items: how often the learner learns does not depend on the ratio.
+    """
+
+    METRICS: ClassVar = (*STORE, *DEMOS)
+
+    def __init__(self, demos: Replay, ratio: float, *own: Any, **options: Any) -> None:
+        """`own` and `options` are the arguments of `Replay`, for the run's own blocks."""
+        super().__init__(*own, **options)
+        self.demos, self.ratio = demos, ratio
+        self._drawn = self._drawn_demos = 0  # items, by this process
+        self._digest = _digest(demos)
+
+    def sample(self, n: int) -> Sample | None:
+        if not self.can_sample(n):
+            return None
+        chosen = self.rng.random(n) < self.ratio  # which are demonstrations
+        demos = int(chosen.sum())
+        self._drawn += n
+        self._drawn_demos += demos
+        self.count_sampled(demos)
+        if demos == 0:
+            return self.draw(n)
+        theirs = self.demos.draw(demos)
+        theirs = theirs._replace(keys=-1 - theirs.keys)
+        return theirs if demos == n else self._together(self.draw(n - demos), theirs, chosen)
+
+    def _together(self, own: Sample, theirs: Sample, chosen: Array) -> Sample:
+        """Two samples as one, where `chosen` says which items are theirs."""
+
+        def both(a: Array, b: Array) -> Array:
+            out = np.empty((len(chosen), *a.shape[1:]), a.dtype)
+            out[~chosen], out[chosen] = a, b
+            return out
+
+        weights = both(
+            self.selector.raw_weights(own.probability, self.size),
+            self.demos.selector.raw_weights(theirs.probability, self.demos.size),
+        )
+        return Sample(
+            both(own.keys, theirs.keys),
+            {name: both(x, theirs.rows[name]) for name, x in own.rows.items()},
+            {name: both(x, theirs.starts[name]) for name, x in own.starts.items()},
+            (weights / weights.max()).astype(np.float32),
+            both(own.probability, theirs.probability),
+        )
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        mine = keys >= 0
+        super().update(keys[mine], priorities[mine])
+        self.demos.update(-1 - keys[~mine], priorities[~mine])
+
+    def metrics(self) -> dict[str, float]:
+        counts = {"store_bytes": self.nbytes + self.demos.nbytes, "demo_items": self.demos.size}
+        drawn = {"demo_part": self._drawn_demos / self._drawn} if self._drawn else {}
+        return super().metrics() | counts | drawn
+
+    def state(self) -> dict[str, Any]:
+        """The demonstrations themselves are read again when a run is resumed, so only their priorities are saved."""
+        demos = self.demos.state()
+        return super().state() | {"demo_mass": demos["mass"], "demo_rng": demos["rng"], "demo_digest": self._digest}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        if state["demo_digest"] != self._digest:
+            raise UserError("The demonstrations are not those that the checkpoint was made with.")
+        self.demos.load_state(self.demos.state() | {"mass": state["demo_mass"], "rng": state["demo_rng"]})
+
+
+def _digest(store: Replay) -> str:
+    """Of the steps in a store."""
+    digest = hashlib.sha256()
+    for name, array in sorted(store.rows.items()):
+        digest.update(name.encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()
 
 
 @numba.njit("Tuple((i8[::1], f8[::1], b1))(i8[::1], f8[::1], b1[::1], i8, i8)", cache=True)

@@ -1,4 +1,4 @@
-"""BlockRing: the blocks of a store, oldest first, and its counts. `Replay` and `UnrollQueue` are each built on one.
+"""BlockRing: the blocks of a store, oldest first, and its counts. All stores are such rings; the simplest is UnrollQueue.
 
 Block number `serial` is in slot serial % n_slots. Its s-th window start is leaf slot * S + s, a place that later blocks use
 again, and has the key serial * S + s, which is never used again: so a key whose block is gone is recognised.
@@ -6,38 +6,39 @@ again, and has the key serial * S + s, which is never used again: so a key whose
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import numpy as np
 
 from veldt.errors import UserError
+from veldt.metrics import STORE
 from veldt.ports import Source
 from veldt.records.block import Block, Schema
-from veldt.records.tree import Array, Tree
+from veldt.records.tree import Array
+from veldt.storing.limiters import Limiter
+from veldt.storing.selectors import check_priorities
 from veldt.storing.slots import NO_SOURCE, BlockMemory, PrivateMemory, Slots
-from veldt.storing.store import Blocks, Sample
+from veldt.storing.store import Blocks, Sample, Store
 from veldt.storing.windows import Windows, locate
 
 COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "duplicates")
+counts_of = attrgetter(*COUNTS)
 
 
-class BlockRing:
+class BlockRing(Slots, Store):
     """Blocks and counts lie in block memory that may outlive the process: then the ring continues where the process was
-    killed. The store that owns a ring calls `keep` after each change of the counts."""
+    killed. A subclass decides which items are given out, and calls `keep` after each change of the counts."""
+
+    METRICS: ClassVar = STORE
 
     def __init__(
-        self,
-        schema: Schema,
-        n_slots: int,
-        memory: BlockMemory | None = None,
-        pinned: bool = False,  # samples lie in pages that a GPU can read by itself
+        self, schema: Schema, limiter: Limiter, n_slots: int, memory: BlockMemory | None = None, pinned: bool = False
     ) -> None:
         memory = memory or PrivateMemory()
-        self.schema, self.n_slots = schema, n_slots
-        self.slots = Slots(schema, n_slots, memory)
-        self.rows, self.starts, self.items = self.slots.rows, self.slots.starts, self.slots.items
-        self.oldest = 0  # serial of the oldest block
-        self.next = 0  # serial of the next block
+        super().__init__(schema, n_slots, memory)
+        self.limiter = limiter
         self.size = 0  # items
         self.inserted = 0  # items, ever
         self.sampled = 0  # items, ever
@@ -46,8 +47,9 @@ class BlockRing:
         self.duplicates = 0  # blocks that came twice
         self.latest: dict[int, int] = {}  # channel -> number of the newest message taken from it
         self._kept = memory.zeros(len(COUNTS), np.int64)  # a copy of the counts
-        self._windows = Windows(schema, self.rows, pinned)
-        if memory.found:
+        self._windows = Windows(schema, self.rows, pinned)  # pinned: samples lie in pages that a GPU can read by itself
+        self.adopted = memory.found
+        if self.adopted:
             self._adopt()
 
     def _adopt(self) -> None:
@@ -55,29 +57,20 @@ class BlockRing:
         the one insert or sample in which that process was killed."""
         for name, count in zip(COUNTS, self._kept.tolist(), strict=True):
             setattr(self, name, count)
-        serials = self.slots.serials
-        self.items[self.slots.commit == 0] = False
+        serials = self.serials
+        self.items[self.commit == 0] = False
         if len(serials):
             self.oldest, self.next = int(serials[0]), int(serials[-1]) + 1
         else:
             self.oldest = self.next
         self.size = int(self.items.sum())
-        for channel, number in self.slots.sources[serials % self.n_slots].tolist():
+        for channel, number in self.sources[serials % self.n_slots].tolist():
             if channel != NO_SOURCE.channel:
                 self.latest[channel] = max(number, self.latest.get(channel, -1))
 
     def keep(self) -> None:
         """Copies the counts to block memory."""
-        self._kept[:] = (
-            self.oldest,
-            self.next,
-            self.size,
-            self.inserted,
-            self.sampled,
-            self.stale,
-            self.evicted,
-            self.duplicates,
-        )
+        self._kept[:] = counts_of(self)
 
     @property
     def full(self) -> bool:
@@ -88,35 +81,46 @@ class BlockRing:
         """Bytes of the blocks that are here now."""
         return (self.next - self.oldest) * self.schema.nbytes
 
-    def is_duplicate(self, source: Source | None) -> bool:
-        """Whether the message was taken before; counts it if so. The numbers of a channel only grow."""
-        if source is None or self.latest.get(source.channel, -1) < source.number:
+    def insert(self, block: Block, priorities: Array | None, source: Source | None = None) -> bool:
+        if source is not None and self.latest.get(source.channel, -1) >= source.number:  # in a channel they only grow
+            self.duplicates += 1
+            return True
+        offsets = np.flatnonzero(block.items)
+        if not self.limiter.can_insert(len(offsets), self.size, self.inserted, self.sampled):
             return False
-        self.duplicates += 1
-        return True
-
-    def append(self, block: Block, source: Source | None, items: int) -> None:
-        """Writes a block to the next slot, which must be free."""
-        self.slots.write(self.next, block, source)
+        if priorities is not None:
+            assert priorities.shape == block.items.shape, (priorities.shape, block.items.shape)
+            priorities = check_priorities(priorities[offsets])
+        if not self._make_room(len(offsets)):
+            return False
+        self._add_items(self.next % self.n_slots * self.schema.starts + offsets, priorities)
+        self.write(self.next, block, source)
         if source is not None:
             self.latest[source.channel] = source.number
         self.next += 1
-        self.size += items
-        self.inserted += items
+        self.size += len(offsets)
+        self.inserted += len(offsets)
         self.keep()
+        return True
+
+    def _make_room(self, items: int) -> bool:
+        """Whether the next slot is free for a block with this many items; evicts others for it, if it may."""
+        raise NotImplementedError
+
+    def _add_items(self, leaves: Array, priorities: Array | None) -> None:
+        """Remembers the items of the block that is about to be written."""
+        raise NotImplementedError
+
+    def can_sample(self, n: int) -> bool:
+        return self.size > 0 and self.limiter.can_sample(n, self.size, self.inserted, self.sampled)
 
     def erase_oldest(self) -> None:
-        self.slots.erase(self.oldest)
+        self.erase(self.oldest)
         self.oldest += 1
 
-    def item_leaves(self, serial: int) -> Array:
-        """The leaves of the items of one block."""
-        slot = serial % self.n_slots
-        return slot * self.schema.starts + np.flatnonzero(self.items[slot])
-
-    def all_item_leaves(self) -> Array:
-        """The leaves of all items, oldest first."""
-        slots = np.arange(self.oldest, self.next) % self.n_slots
+    def item_leaves(self, first: int, stop: int) -> Array:
+        """The leaves of the items of blocks first ... stop - 1, oldest first."""
+        slots = np.arange(first, stop) % self.n_slots
         leaves: Array = (slots[:, None] * self.schema.starts + np.arange(self.schema.starts)).ravel()
         return leaves.compress(self.items.reshape(-1)[leaves])
 
@@ -154,7 +158,7 @@ class BlockRing:
 
     def state(self) -> dict[str, Any]:
         """All but the blocks themselves; `blocks` has those."""
-        return {"items": self.items.copy(), "counts": {name: getattr(self, name) for name in COUNTS}}
+        return {"items": self.items.copy(), "counts": dict(zip(COUNTS, counts_of(self), strict=True))}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Channels start anew when a run is resumed: the messages of the earlier ones are not remembered."""
@@ -168,25 +172,14 @@ class BlockRing:
         self.items[:] = state["items"]
         self.latest = {}
         serials = np.arange(self.oldest, self.next)
-        self.slots.commit[:] = 0
-        self.slots.sources[:] = NO_SOURCE
-        self.slots.commit[serials % self.n_slots] = serials + 1
+        self.commit[:] = 0
+        self.sources[:] = NO_SOURCE
+        self.commit[serials % self.n_slots] = serials + 1
         self.keep()
-
-    def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
-        """At most `most` blocks from serial `since` on: first serial, the one after the last, and copies of the blocks."""
-        first = max(since, self.oldest)
-        stop = min(self.next, first + most)
-        return first, stop, self.slots.read(first, stop)[1]
-
-    def load_blocks(self, first: int, blocks: Tree) -> None:
-        """Puts back blocks that `blocks` returned, if they are still in the ring."""
-        self.slots.put_back(first, blocks, self.oldest, self.next)
 
     def drop_items(self, first: int, stop: int) -> Array:
         """Removes the items of blocks first ... stop - 1, which keep their slots; the leaves that they had."""
-        dropped = [self.item_leaves(serial) for serial in range(max(first, self.oldest), min(stop, self.next))]
-        leaves = np.concatenate([np.zeros(0, np.int64), *dropped])
+        leaves = self.item_leaves(max(first, self.oldest), min(stop, self.next))
         self.items.reshape(-1)[leaves] = False
         self.size -= len(leaves)
         self.evicted += len(leaves)
@@ -199,3 +192,77 @@ class BlockRing:
         empty = np.ones(self.n_slots, np.bool_)
         empty[np.arange(self.oldest, self.next) % self.n_slots] = False
         assert not self.items[empty].any()
+
+
+class UnrollQueue(BlockRing):
+    """Each item is given out once, oldest first, and none is evicted (IMPALA's queue of unrolls).
+
+    How many items may wait is up to the limiter. A block is freed once all of its items were given out.
+
+    Priorities are checked and have no effect. A queue that continues where its process was killed gives out no item twice.
+    """
+
+    def __init__(
+        self, schema: Schema, limiter: Limiter, n_slots: int, memory: BlockMemory | None = None, pinned: bool = False
+    ) -> None:
+        super().__init__(schema, limiter, n_slots, memory, pinned)
+        if self.adopted:
+            self.evicted = self.inserted - self.size - self.sampled
+            self._free()  # what the earlier process gave out and did not free
+            self.keep()
+        self._find_unread()
+
+    def _find_unread(self) -> None:
+        self._unread = deque(self.item_leaves(self.oldest, self.next).tolist())
+
+    def _make_room(self, items: int) -> bool:
+        return not self.full
+
+    def _add_items(self, leaves: Array, priorities: Array | None) -> None:
+        self._unread.extend(leaves.tolist())
+
+    def sample(self, n: int) -> Sample | None:
+        if not self.can_sample(n):
+            return None
+        unread = self._unread
+        assert n <= len(unread), (n, len(unread))
+        probability = np.full(n, 1.0 / len(unread))
+        leaves = np.array([unread.popleft() for _ in range(n)], np.int64)
+        sample = self.read(leaves, np.ones(n, np.float32), probability)
+        self.sampled += n
+        self.items.reshape(-1)[leaves] = False
+        self.size -= n
+        self._free()
+        self.keep()
+        return sample
+
+    def _free(self) -> None:
+        """Frees the oldest blocks that have no items left."""
+        while self.oldest < self.next and not self.items[self.oldest % self.n_slots].any():
+            self.erase_oldest()
+
+    def update(self, keys: Array, priorities: Array) -> None:
+        """Has no effect: what was sampled is gone."""
+        assert keys.shape == priorities.shape, (keys.shape, priorities.shape)
+        check_priorities(priorities)
+
+    def trim(self) -> None:
+        """Has no effect: a queue evicts nothing."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._find_unread()
+
+    def drop_blocks(self, first: int, stop: int) -> int:
+        """Removes the items of blocks first ... stop - 1, whose rows could not be read back, and those of all blocks before
+        them, because slots are freed from the oldest on; how many items there were."""
+        leaves = self.drop_items(self.oldest, stop)
+        self._find_unread()
+        self._free()
+        self.keep()
+        return len(leaves)
+
+    def check_valid(self) -> None:
+        super().check_valid()
+        assert self.inserted - self.evicted - self.sampled == self.size
+        assert list(self._unread) == self.item_leaves(self.oldest, self.next).tolist()

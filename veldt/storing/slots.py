@@ -1,4 +1,4 @@
-"""Slots: where blocks lie, in memory of one process or shared by several.
+"""Slots: where blocks lie, in memory of one process or shared by several, and how many a capacity takes.
 
 A ring of slots; block number `serial` is in slot serial % count. Each slot has a commit word: the serial of its block plus
 one, or 0 while the slot is empty or being written. So a block that a killed writer left unfinished does not count, a reader
@@ -7,11 +7,14 @@ in another process can tell whether what it copied was whole, and a store's inde
 
 from __future__ import annotations
 
-from typing import Protocol
+import re
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from veldt.errors import UserError
+from veldt.machine import format_bytes
 from veldt.ports import Source
 from veldt.records.block import Block, Schema
 from veldt.records.tree import PACKED, Array, Tree
@@ -41,17 +44,21 @@ class PrivateMemory:
 
 
 class Slots:
-    def __init__(self, schema: Schema, count: int, memory: BlockMemory | None = None) -> None:
-        memory = (memory or PrivateMemory()).apart()
-        self.schema, self.count = schema, count
-        self.commit = memory.zeros(count, np.int64)  # serial + 1
-        self.sources = memory.zeros((count, 2), np.int64)  # Source, or NO_SOURCE
-        self.rows = schema.layout.make(memory.zeros, count * schema.rows)
-        self.starts = schema.start_layout.make(memory.zeros, count * schema.starts)
-        self.items = memory.zeros((count, schema.starts), np.bool_)
+    """The blocks with serials oldest ... next - 1. Another process can map those of a store that goes on meanwhile."""
+
+    def __init__(self, schema: Schema, n_slots: int, memory: BlockMemory, oldest: int = 0, next_: int = 0) -> None:
+        memory = memory.apart()
+        self.schema, self.n_slots = schema, n_slots
+        self.oldest = oldest  # serial of the oldest block
+        self.next = next_  # serial of the next block
+        self.commit = memory.zeros(n_slots, np.int64)  # serial + 1
+        self.sources = memory.zeros((n_slots, 2), np.int64)  # Source, or NO_SOURCE
+        self.rows = schema.layout.make(memory.zeros, n_slots * schema.rows)
+        self.starts = schema.start_layout.make(memory.zeros, n_slots * schema.starts)
+        self.items = memory.zeros((n_slots, schema.starts), np.bool_)
 
     def write(self, serial: int, block: Block, source: Source | None) -> None:
-        slot = serial % self.count
+        slot = serial % self.n_slots
         self.commit[slot] = 0
         at = slot * self.schema.rows
         for name, array in block.rows.items():
@@ -64,19 +71,23 @@ class Slots:
         self.commit[slot] = serial + 1
 
     def erase(self, serial: int) -> None:
-        self.commit[serial % self.count] = 0
-        self.items[serial % self.count] = False
+        self.commit[serial % self.n_slots] = 0
+        self.items[serial % self.n_slots] = False
 
     @property
     def serials(self) -> Array:
         """Of the blocks that are here, in order."""
         return np.sort(self.commit[self.commit > 0]) - 1
 
-    def read(self, first: int, stop: int) -> tuple[int, Tree]:
-        """Copies of blocks first ... stop - 1 that were still whole after the copy, and the serial of the first of these.
-        The oldest blocks are evicted first, so only blocks in front can be missing."""
+    def blocks(self, since: int, most: int = 1 << 62) -> tuple[int, int, Tree]:
+        """At most `most` blocks from serial `since` on: first serial, the one after the last, and copies of the blocks.
+
+        Only blocks that were still whole after the copy: those that are evicted meanwhile are the ones in front.
+        """
+        first = max(since, self.oldest)
+        stop = min(self.next, first + most)
         serials = np.arange(first, stop)
-        slots = serials % self.count
+        slots = serials % self.n_slots
         out: Tree = {}
         for name, array in self._arrays().items():
             blocks = array[slots]
@@ -85,13 +96,13 @@ class Slots:
             out[name] = blocks
         gone = np.flatnonzero(self.commit[slots] != serials + 1)
         lost = int(gone[-1]) + 1 if len(gone) else 0
-        return first + lost, {name: array[lost:] for name, array in out.items()}
+        return first + lost, stop, {name: array[lost:] for name, array in out.items()}
 
-    def put_back(self, first: int, blocks: Tree, oldest: int, stop: int) -> None:
-        """Puts back what `read` returned, as far as its serials are among oldest ... stop - 1."""
+    def load_blocks(self, first: int, blocks: Tree) -> None:
+        """Puts back blocks that `blocks` returned, if they are among oldest ... next - 1."""
         serials = np.arange(first, first + len(next(iter(blocks.values()))))
-        wanted = (serials >= oldest) & (serials < stop)
-        slots = serials[wanted] % self.count
+        wanted = (serials >= self.oldest) & (serials < self.next)
+        slots = serials[wanted] % self.n_slots
         for name, array in self._arrays().items():
             saved = blocks[name][wanted]
             if name.endswith(PACKED):
@@ -99,27 +110,49 @@ class Slots:
             array[slots] = saved
 
     def _arrays(self) -> Tree:
-        """By the names they are saved under, [count, rows of a block, ...]."""
+        """By the names they are saved under, [n_slots, rows of a block, ...]."""
         out: Tree = {}
         for kind, arrays, size in (("rows", self.rows, self.schema.rows), ("starts", self.starts, self.schema.starts)):
             for name, array in arrays.items():
-                out[f"{kind}/{name}"] = array.reshape(self.count, size, *array.shape[1:])
+                out[f"{kind}/{name}"] = array.reshape(self.n_slots, size, *array.shape[1:])
         return out
 
 
-class MappedBlocks:
-    """The blocks of a store in another process. It goes on meanwhile: what it evicts while it is copied is left out."""
+LEAF_BYTES = 11  # a leaf of the sum tree, its share of the nodes above (8 / 7 of it), and the item flag
+TREE_BYTES = 1024  # a sum tree rounds every level up to a cache line
+BLOCK_BYTES = 32  # a block's name and commit word
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
-    def __init__(self, schema: Schema, n_slots: int, memory: BlockMemory, oldest: int, next_: int) -> None:
-        self.schema, self.oldest, self.next = schema, oldest, next_
-        self._slots = Slots(schema, n_slots, memory)
 
-    def blocks(self, since: int, most: int) -> tuple[int, int, Tree]:
-        """At most `most` blocks from serial `since` on: first serial, the one after the last, and copies of their rows."""
-        first = max(since, self.oldest)
-        stop = min(self.next, first + most)
-        first, arrays = self._slots.read(first, stop)
-        return first, stop, arrays
+class Size(NamedTuple):
+    """How large a store will be."""
 
-    def load_blocks(self, first: int, blocks: Tree) -> None:
-        self._slots.put_back(first, blocks, self.oldest, self.next)
+    capacity: int  # items
+    slots: int  # blocks
+    nbytes: int
+
+
+def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
+    """The slots and bytes for a capacity in steps (`100_000`) or in bytes (`2GB`)."""
+    block = schema.nbytes + LEAF_BYTES * schema.starts + BLOCK_BYTES
+    amount, unit = parse_capacity(capacity)
+    if unit:
+        slots = int((amount - TREE_BYTES) // block)
+        if slots < 2:
+            raise UserError(
+                f"A store of {capacity} holds less than two blocks of {format_bytes(block)}; give it at least "
+                f"{format_bytes(2 * block + TREE_BYTES)}."
+            )
+        items = int(slots * schema.starts / (1 + slack))
+    else:
+        items = max(1, int(amount) // schema.window.stride)
+        slots = max(2, -(-int(items * (1 + slack)) // schema.starts))
+    return Size(items, slots, slots * block + TREE_BYTES)
+
+
+def parse_capacity(text: str | int) -> tuple[float, str]:
+    """(amount, unit); the amount is in bytes if there is a unit, otherwise in steps."""
+    match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?) ?([a-z]*)", str(text).strip().lower())
+    if not match or match[2] not in UNITS or float(match[1].replace("_", "")) * UNITS[match[2]] < 1:
+        raise UserError(f"store.capacity {text!r} is neither steps nor bytes; write it as 100_000 or as 2GB.")
+    return float(match[1].replace("_", "")) * UNITS[match[2]], match[2]

@@ -1,15 +1,16 @@
-"""Store: what a recorder and a learner see of any store."""
+"""Store: what a recorder and a learner see of any store, and how a block travels to one in another process."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from veldt.ports import Source, call, stream
+import numpy as np
+
+from veldt.ports import Examples, Source, call, stream
 from veldt.program import walk
 from veldt.records.block import Block, Schema
-from veldt.records.tree import Array, Tree
-from veldt.storing.messages import BlockCodec
-from veldt.storing.slots import BlockMemory, MappedBlocks
+from veldt.records.tree import PACKED, Array, Tree
+from veldt.storing.slots import BlockMemory, Slots
 
 
 class Sample(NamedTuple):
@@ -33,6 +34,32 @@ class Blocks(NamedTuple):
 
     rows: Tree
     starts: Tree
+
+
+class BlockCodec:
+    """`insert(block, priorities)` as one message. The receiving store knows the schema of its blocks."""
+
+    views = False
+
+    def pack(self, block: Block, priorities: Array | None) -> Tree:
+        message: Tree = {"items": block.items}
+        if priorities is not None:
+            message["priorities"] = np.asarray(priorities, np.float64)
+        for kind, arrays in (("rows/", block.rows), ("starts/", block.starts)):
+            for name, array in arrays.items():
+                message[kind + name] = array.view(np.uint8) if name == PACKED else array
+        return message
+
+    def unpack(self, store: object, message: Tree) -> tuple[Block, Array | None]:
+        schema: Schema = store.schema  # type: ignore[attr-defined]
+        rows, starts = (
+            {
+                name: message[kind + name].view(layout.record) if name == PACKED else message[kind + name]
+                for name in (*layout.large, *([PACKED] if layout.record.names else []))
+            }
+            for kind, layout in (("rows/", schema.layout), ("starts/", schema.start_layout))
+        )
+        return Block(schema, rows, starts, message["items"]), message.get("priorities")
 
 
 class Store(Protocol):
@@ -61,8 +88,15 @@ class Store(Protocol):
         """At most n whole blocks, evenly spread from the oldest to the newest."""
 
     @staticmethod
-    def map_blocks(arguments: Any, memory: BlockMemory, state: dict[str, Any]) -> MappedBlocks:
+    def map_blocks(arguments: Any, memory: BlockMemory, state: dict[str, Any]) -> Slots:
         """The blocks of a store that was built from these arguments in another process, in the state that it reported."""
         (schema,) = walk(arguments, Schema)
         counts = state["counts"]
-        return MappedBlocks(schema, len(state["items"]), memory, int(counts["oldest"]), int(counts["next"]))
+        return Slots(schema, len(state["items"]), memory, int(counts["oldest"]), int(counts["next"]))
+
+
+def insert_examples(schema: Schema) -> dict[str, Examples]:
+    """One block with priorities and one without."""
+    rows, states = schema.layout.zeros(schema.rows), schema.start_layout.zeros(schema.starts)
+    block = Block(schema, rows, states, np.zeros(schema.starts, np.bool_))
+    return {"insert": Examples([(block, None), (block, np.zeros(schema.starts))])}

@@ -14,12 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from veldt.acting.actor import Actor
-from veldt.acting.batched import BatchedPolicy
-from veldt.acting.evaluator import Evaluator
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.actor import Actor, Evaluator, send_examples
+from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
-from veldt.acting.seam import send_examples
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.learning.learner import Learner

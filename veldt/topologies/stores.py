@@ -15,13 +15,11 @@ from veldt.program import BLOCK_MEMORY, Program
 from veldt.records.block import Schema
 from veldt.seeds import derive
 from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
-from veldt.storing.messages import insert_examples
-from veldt.storing.mixture import Mixture
-from veldt.storing.queue import UnrollQueue
-from veldt.storing.replay import Replay
-from veldt.storing.selectors import Prioritized, Selector, Uniform
-from veldt.storing.size import Size, plan_size
-from veldt.storing.slots import BlockMemory
+from veldt.storing.replay import Mixture, Replay
+from veldt.storing.ring import UnrollQueue
+from veldt.storing.selectors import Prioritized, Uniform
+from veldt.storing.slots import BlockMemory, Size, plan_size
+from veldt.storing.store import insert_examples
 
 
 def add_store(program: Program, config: Any, schema: Schema) -> Any:
@@ -37,14 +35,18 @@ def store_builder(config: Any) -> Callable[..., Replay | UnrollQueue | Mixture]:
 
 
 def make_replay(config: Any, schema: Schema, memory: BlockMemory | None = None) -> Replay:
+    return Replay(*_replay_arguments(config, schema, memory))
+
+
+def _replay_arguments(config: Any, schema: Schema, memory: BlockMemory | None) -> tuple[Any, ...]:
     size, store = store_size(config, schema), config.store
     limiter: Limiter = MinSize(store.min_size)
     if store.samples_per_insert:
         burst, batch = config.envs_per_actor * schema.starts, config.learner.batch * config.learner.prefetch
         limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
     selector, seed = _make_selector(config, size.slots * schema.starts, memory), derive(config.seed, "store")
-    how = (size.capacity, size.slots, store.slack, seed, memory)
-    return Replay(schema, selector, limiter, *how, pinned=config.device != "cpu")
+    pinned = config.device != "cpu"
+    return schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, pinned
 
 
 def make_queue(config: Any, schema: Schema, memory: BlockMemory | None = None) -> UnrollQueue:
@@ -59,10 +61,10 @@ def make_mixture(config: Any, schema: Schema, memory: BlockMemory | None = None)
     demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed)
     for block, _ in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
         demos.insert(block, None)
-    return Mixture(make_replay(config, schema, memory), demos, config.demo_ratio)
+    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory))
 
 
-def _make_selector(config: Any, leaves: int, memory: BlockMemory | None) -> Selector:
+def _make_selector(config: Any, leaves: int, memory: BlockMemory | None) -> Prioritized:
     if config.store.selector == "prioritized":
         return Prioritized(leaves, config.store.alpha, config.store.beta, memory)
     return Uniform(leaves, memory)
