@@ -29,16 +29,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from veldt.errors import UserError
 from veldt.records.tree import Tree
-from veldt.runtime.local.state import read_state, write_state
-from veldt.runtime.shm import bell as bell_module
+from veldt.runtime.local.orders import read_state, write_state
 from veldt.runtime.shm import latest as latest_module
 from veldt.runtime.shm import memory as shm_memory
 from veldt.runtime.shm import ring
-from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.bell import Bell
-from veldt.runtime.shm.format import Format
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Arena, Bell, Format, SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import CHECKSUM, COMMIT, FORMAT, MAX_FORMATS, Reader, Torn, Writer
 
 examples = int(os.environ.get("VELDT_EXAMPLES", "1"))
@@ -699,7 +695,7 @@ def latest_life(fds: list[int], life: int, death: tuple[int, str]) -> Callable[[
         writes += 1
         tag = next(tags)
         x = value(tag)
-        if death[0] == writes and latest._memory is not None:  # dies half way
+        if death[0] == writes and latest._slots:  # dies half way
             slot = (latest._words[latest_module.VERSION] + 1) & 1
             latest._slots[slot][:500_000] = x.view(np.uint8)[:500_000]
             os.kill(os.getpid(), signal.SIGKILL)
@@ -851,7 +847,7 @@ def test_a_writer_may_ring_once_for_many_messages() -> None:
 
 def test_a_bell_that_has_rung_since_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(bell_module, "_syscall", lambda *args: calls.append(args))
+    monkeypatch.setattr(shm_memory, "_syscall", lambda *args: calls.append(args))
     with memory() as [fd]:
         bell = Bell(SharedMemory(fd, 64), 0)
         since = bell.rung()

@@ -58,8 +58,8 @@ from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
-from veldt.runtime.local.local import Gate, Local
-from veldt.runtime.local.plan import GatePlan, Messages, messages_of
+from veldt.runtime.local.local import Local
+from veldt.runtime.local.plan import Gate, Messages, messages_of
 from veldt.topologies.stores import add_store
 from veldt.topologies.wiring import add_inference, add_learner
 
@@ -210,7 +210,7 @@ class InferenceBench:
         if contender == "grpc-unix":
             gate = Gate()
         elif contender == "grpc-tcp":
-            gate = TcpGate(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32))
+            gate = Gate(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32), own_listen=True)
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
         window = Window(self.seconds, actors_of(config), names, "central", self.learner)
         window.watch(Local(queue=config.queue, gate=gate), program)
@@ -429,13 +429,6 @@ def call_bytes(messages: Messages) -> tuple[int, int]:
     """Bytes of the largest request and of the largest reply."""
     there, back = (max(sum(x.nbytes for x in tree.values()) for tree in trees) for trees in messages[1:])
     return there, back
-
-
-class TcpGate(Gate):
-    """The run's own actors connect over TCP, as actors on other machines do."""
-
-    def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
-        return dataclasses.replace(super().plan(directory, stack), own_listen=True)
 
 
 def free_port() -> int:

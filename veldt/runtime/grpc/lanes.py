@@ -8,7 +8,7 @@ from typing import Any
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.seats import Port
 from veldt.runtime.grpc.wire import ACK, DATA, PART, PART_BYTES, VALUE, Formats, Frame, Refused, frame
-from veldt.runtime.shm.format import Bytes, Format
+from veldt.runtime.shm.memory import Bytes, Format
 from veldt.runtime.shm.ring import Reader
 
 

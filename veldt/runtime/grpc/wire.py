@@ -20,7 +20,7 @@ import numpy as np
 from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.records.tree import Array, Tree
-from veldt.runtime.shm.format import ALIGN, Bytes, Format
+from veldt.runtime.shm.memory import ALIGN, Bytes, Format
 
 PROTOCOL = 2
 HEAD = struct.Struct("<BBBBQQ")  # kind, channel, format, flags, number, ack: covered by the checksum, as is the payload

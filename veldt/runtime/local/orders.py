@@ -1,4 +1,4 @@
-"""Orders: requests of the supervisor to processes, such as for their state, and their answers."""
+"""Orders: requests of the supervisor to processes, such as for the state of their nodes, and the answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from veldt.errors import ProcessFailed
+from veldt.records.tree import Tree
 from veldt.runtime.local.board import ORDERS
-from veldt.runtime.local.state import write_state
+from veldt.runtime.shm.memory import ALIGN, Format, SharedMemory, make_shared_memory
 
 if TYPE_CHECKING:
     from veldt.runtime.local.supervisor import Supervisor
@@ -45,7 +48,7 @@ class Orders:
 
     def give(self, name: str, what: str, node: str = "", args: tuple[Any, ...] = (), state: Any = None) -> int | None:
         """The number under which the answer will come; None: the process is not there at the moment."""
-        supervisor, child = self.supervisor, self.supervisor.children[name]
+        child = self.supervisor.children[name]
         if child.socket is None or not child.ready:
             return None
         self._asked += 1
@@ -60,7 +63,7 @@ class Orders:
                 os.close(fd)
         self._expected.add(self._asked)
         child.row[ORDERS] += 1
-        supervisor.board.bell(supervisor.plan.row(name)).ring()
+        self.supervisor.board.bell(child.index).ring()
         return self._asked
 
     def call(self, name: str, what: str, node: str, args: tuple[Any, ...]) -> Any:
@@ -73,22 +76,22 @@ class Orders:
     def ask_all(self, what: str, needed: Collection[str], states: dict[str, Any] | None = None) -> dict[str, Answer]:
         """The answers by process. A needed process that is down, or dies meanwhile, is asked again after its restart."""
         supervisor = self.supervisor
-        answers = self.ask_once(what, supervisor.children, needed, states or {})
-        deadline = time.monotonic() + ANSWER_S + supervisor.options.step_timeout
+        answers = self.ask_once(what, supervisor.children, needed, states)
+        deadline = time.monotonic() + ANSWER_S + supervisor.step_timeout
         while missing := [name for name in needed if name not in answers]:
             if time.monotonic() > deadline:
                 raise ProcessFailed(f"{', '.join(missing)} did not answer ({what})")
             supervisor.tick(0.005)
             if all(supervisor.children[name].ready for name in missing):
-                answers |= self.ask_once(what, missing, needed, states or {})
+                answers |= self.ask_once(what, missing, needed, states)
         return answers
 
     def ask_once(
-        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any]
+        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any] | None = None
     ) -> dict[str, Answer]:
         children, wait = self.supervisor.children, self.supervisor.wait
-        given = [(name, self.give(name, what, state=states.get(name))) for name in names]
-        numbers = {name: number for name, number in given if number is not None}
+        given = {name: self.give(name, what, state=(states or {}).get(name)) for name in names}
+        numbers = {name: number for name, number in given.items() if number is not None}
         incarnations = {name: children[name].incarnation for name in numbers}
 
         def settled(names: Collection[str]) -> bool:
@@ -104,3 +107,44 @@ class Orders:
             if answer.fd is not None:
                 os.close(answer.fd)
         self.answers = {}
+
+
+def write_state(state: dict[str, dict[str, Any]]) -> int:
+    """Writes the states of nodes, which are arrays and JSON, to new shared memory; returns its descriptor.
+
+    Uses write() instead of a mapping: the kernel then neither clears the pages nor takes a fault for each.
+    """
+    rest: dict[str, dict[str, Any]] = {}
+    tree: Tree = {}
+    for node, part in state.items():
+        rest[node] = {name: x for name, x in part.items() if not isinstance(x, np.ndarray)}
+        tree |= {f"{node}:{name}": x for name, x in part.items() if isinstance(x, np.ndarray)}
+    format_ = Format.of(tree)
+    text = json.dumps([rest, format_.columns]).encode()
+    fd = make_shared_memory("veldt state")
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(len(text).to_bytes(ALIGN, "little") + text + bytes(-len(text) % ALIGN))
+            start = file.tell()
+            file.truncate(start + format_.nbytes)
+            for x, at in zip(tree.values(), format_.offsets, strict=True):
+                file.seek(start + at)
+                file.write(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_state(fd: int) -> dict[str, dict[str, Any]]:
+    """A copy of what `write_state` wrote; closes the descriptor."""
+    memory = SharedMemory(fd)
+    os.close(fd)
+    (size,) = memory.words(0, 1)
+    state: dict[str, dict[str, Any]]
+    state, columns = json.loads(memory.map[ALIGN : ALIGN + size])
+    start = ALIGN + -(-size // ALIGN) * ALIGN
+    for key, view in Format(columns).views(memory.map, start).items():
+        node, _, name = key.partition(":")
+        state[node][name] = view.copy()
+    return state

@@ -74,12 +74,7 @@ class Zygote:
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
         theirs.close()
-        self.socket = ours
-        self.ready = False
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        self.socket, self.pid, self.ready = ours, self.process.pid, False
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
@@ -129,7 +124,7 @@ class Zygote:
             raise ZygoteDied(f"the {self.name} died with exit status {self.process.wait(5.0)}")
         message: dict[str, Any] = json.loads(data)
         self.ready |= "ready" in message
-        return message if message else None
+        return message
 
 
 def readable(fds: Iterable[int], seconds: float) -> list[int]:

@@ -8,8 +8,7 @@ import zlib
 import numpy as np
 
 from veldt.records.tree import Array, Tree
-from veldt.runtime.shm.format import Format
-from veldt.runtime.shm.memory import CHECKED, PAGE, SharedMemory
+from veldt.runtime.shm.memory import CHECKED, PAGE, Format, SharedMemory
 
 VERSION, SIZE, TAG, CHECKSUM = 0, 1, 2, 4  # words; there are two tags and two checksums, one for each slot
 LENGTH, FORMAT = 6, 56  # the word with the length of the format, and the byte where the format begins
@@ -23,28 +22,28 @@ class Latest:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._memory: SharedMemory | None = None
+        self._slots: list[Array] = []  # empty: it is not mapped
 
     def _map(self) -> bool:
-        if self._memory is None and os.fstat(self.fd).st_size:
+        """False: nothing was written yet."""
+        if not self._slots and os.fstat(self.fd).st_size:
             memory = SharedMemory(self.fd)
-            self._words = memory.words(0, PAGE // 8)
-            if self._words[VERSION]:
+            if memory.words(0, 1)[VERSION]:
                 self._open(memory)
-        return self._memory is not None
+        return bool(self._slots)
 
     def _open(self, memory: SharedMemory) -> None:
-        self.format = Format.load(bytes(memory.map[FORMAT : FORMAT + self._words[LENGTH]]))
+        self._words = memory.words(0, PAGE // 8)
+        self.format = Format.load(memory.map[FORMAT : FORMAT + self._words[LENGTH]])
         size = self._words[SIZE]
         self._slots = [memory.array(PAGE + i * (-(-size // PAGE) * PAGE), (size,), np.uint8) for i in range(2)]
-        self._memory = memory
 
     def _lay_out(self, format_: Format) -> None:
         described = format_.dump()
         assert FORMAT + len(described) <= PAGE, described
         memory = SharedMemory(self.fd, PAGE + 2 * (-(-format_.nbytes // PAGE) * PAGE))
-        self._words = memory.words(0, PAGE // 8)
-        self._words[SIZE], self._words[LENGTH] = format_.nbytes, len(described)
+        words = memory.words(0, PAGE // 8)
+        words[SIZE], words[LENGTH] = format_.nbytes, len(described)
         memory.map[FORMAT : FORMAT + len(described)] = described
         self._open(memory)
 
@@ -65,11 +64,11 @@ class Latest:
     def read(self, have: int) -> tuple[int, Tree] | None:
         """(tag, copy of the value). None: the newest has the tag `have`, or ten copies in a row were overwritten."""
         found = self.read_bytes(have)
-        return None if found is None else (found[0], self.format.split(found[1]))
+        return None if found is None else (found[0], self.format.views(found[1].data))
 
     def read_bytes(self, have: int) -> tuple[int, Array] | None:
         """Like `read`, with the bytes of all arrays as they are in the slot."""
-        if self._memory is None and not self._map():
+        if not self._slots and not self._map():
             return None
         words = self._words
         for _ in range(10):

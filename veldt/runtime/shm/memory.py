@@ -1,22 +1,36 @@
-"""Shared memory without a name: a descriptor that is passed to other processes, and its mapping in this process."""
+"""Shared memory without a name: a descriptor that is passed to other processes, and what lies in its mapping."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import json
+import math
 import mmap
 import os
 import platform
+from ctypes import c_int, c_long, c_void_p
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from veldt.errors import UserError
-from veldt.records.tree import Array
+from veldt.machine import available_memory
+from veldt.records.tree import Array, Tree
 
 PAGE = mmap.PAGESIZE
+ALIGN = 8  # bytes; arrays of a message begin at multiples of this
+LARGE = 64 << 20  # bytes; larger arrays are checked against free RAM: the kernel may kill a process that asks for too much
 # On x86-64 stores become visible in program order. Elsewhere, and with VELDT_DEBUG=1, messages carry checksums.
 CHECKED = platform.machine() not in ("x86_64", "AMD64") or os.environ.get("VELDT_DEBUG", "") not in ("", "0")
+
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # the number of the system call
+_WAIT, _WAKE = 0, 1
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.argtypes = [c_long, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int]
+
+Bytes = bytes | memoryview
 
 
 def make_shared_memory(name: str) -> int:
@@ -24,6 +38,19 @@ def make_shared_memory(name: str) -> int:
     if not hasattr(os, "memfd_create") or not FUTEX:
         raise UserError("The local runtime needs Linux on x86-64 or aarch64; use --runtime inline here.")
     return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Gives a memfd this size and allocates every page."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+            raise
+        raise UserError(
+            f"{nbytes / 1e6:,.1f} MB of shared memory are needed and cannot be allocated ({error.strerror}); lower "
+            "store.capacity or the number of actors."
+        ) from None
 
 
 class SharedMemory:
@@ -43,14 +70,99 @@ class SharedMemory:
         return np.ndarray(shape, dtype, self.map, offset)
 
 
-def reserve(fd: int, nbytes: int) -> None:
-    """Gives a memfd this size and allocates every page."""
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
-            raise
-        raise UserError(
-            f"{nbytes / 1e6:,.1f} MB of shared memory are needed and cannot be allocated ({error.strerror}); lower "
-            "store.capacity or the number of actors."
-        ) from None
+class Format:
+    """The names, types and shapes of a message's arrays, and the offset of each in a slot."""
+
+    def __init__(self, columns: list[tuple[str, str, tuple[int, ...]]]) -> None:
+        self.columns, self.offsets = columns, []
+        at = 0
+        for _, dtype, shape in columns:
+            self.offsets.append(at)
+            nbytes = np.dtype(dtype).itemsize * math.prod(shape)
+            at += -(-nbytes // ALIGN) * ALIGN
+        self.nbytes = at
+
+    @classmethod
+    def of(cls, tree: Tree) -> Format:
+        return cls([(name, x.dtype.str, x.shape) for name, x in tree.items()])
+
+    def dump(self) -> bytes:
+        return json.dumps(self.columns).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Format:
+        return cls([(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(data)])
+
+    def views(self, buffer: mmap.mmap | memoryview, offset: int = 0) -> Tree:
+        """The arrays of a message, as views of its bytes."""
+        parts = zip(self.columns, self.offsets, strict=True)
+        return {name: np.ndarray(shape, dtype, buffer, offset + at) for (name, dtype, shape), at in parts}
+
+
+class Arena:
+    """Arrays in shared memory that outlives this process. A successor that asks for the same arrays in the same order finds
+    their contents."""
+
+    def __init__(self, fd: int, blocks: int | None = None) -> None:
+        self.fd, self._blocks = fd, blocks
+        self.found = os.fstat(fd).st_size > 0  # an earlier incarnation has made the arrays
+        self._at = 0
+
+    def apart(self) -> Arena:
+        """The arena for blocks: separate shared memory, if there is one, which other processes can map without the rest."""
+        return self if self._blocks is None else Arena(self._blocks)
+
+    def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
+        shape = (shape,) if isinstance(shape, int) else shape
+        nbytes = np.dtype(dtype).itemsize * math.prod(shape)
+        stop = self._at + -(-max(1, nbytes) // PAGE) * PAGE
+        if os.fstat(self.fd).st_size < stop:
+            if nbytes > LARGE and nbytes > (free := available_memory()):
+                needed = f"{nbytes / 1e6:,.1f} MB of shared memory are needed"
+                raise UserError(f"{needed}, {free / 1e6:,.1f} MB are free; lower store.capacity.")
+            reserve(self.fd, stop)
+        # Each array has a mapping of its own, which is unmapped with the array.
+        array: Array = np.ndarray(shape, dtype, mmap.mmap(self.fd, stop - self._at, offset=self._at))
+        self._at = stop
+        return array
+
+
+class Waker(Protocol):
+    """Wakes a process: a `Bell`, or an `EventBell`."""
+
+    def ring(self) -> None: ...
+
+
+class Bell:
+    """Wakes a sleeping process. Two words of shared memory: how often it rang, and whether its owner sleeps.
+
+    A ring can be lost if it comes at the moment when the owner falls asleep. So no sleep is longer than `LONGEST`, and an
+    owner that wakes up always looks for work.
+    """
+
+    LONGEST = 0.05  # seconds
+
+    def __init__(self, memory: SharedMemory, offset: int) -> None:
+        self._words = memory.words(offset, 2)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory.map, offset))
+        self._time = (c_long * 2)()
+        self._time_address = ctypes.addressof(self._time)
+
+    def ring(self) -> None:
+        words = self._words
+        words[0] = (words[0] + 1) & 0x7FFFFFFF
+        if words[1]:
+            _syscall(FUTEX, self._address, _WAKE, 1, None, None, 0)
+
+    def rung(self) -> int:
+        """How often it rang. Read it before looking for work, and pass it to `wait` if there was none."""
+        return self._words[0]
+
+    def wait(self, since: int, seconds: float = LONGEST) -> None:
+        """Sleeps until it rings, or returns at once if it has rung more often than `since`."""
+        words = self._words
+        words[1] = 1
+        if words[0] == since:
+            self._time[0], self._time[1] = 0, int(1e9 * max(0.0, min(seconds, self.LONGEST)))
+            _syscall(FUTEX, self._address, _WAIT, since, self._time_address, None, 0)
+        words[1] = 0
