@@ -29,12 +29,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from veldt.errors import UserError
 from veldt.records.tree import Tree
-from veldt.runtime.local.orders import read_state, write_state
 from veldt.runtime.shm import latest as latest_module
 from veldt.runtime.shm import memory as shm_memory
 from veldt.runtime.shm import ring
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import Arena, Bell, Format, SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Arena, Bell, Format, SharedMemory, make_shared_memory, read_state, write_state
 from veldt.runtime.shm.ring import CHECKSUM, COMMIT, FORMAT, MAX_FORMATS, Reader, Torn, Writer
 
 examples = int(os.environ.get("VELDT_EXAMPLES", "1"))

@@ -543,12 +543,12 @@ def figures(
 
 def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
     """Calls a method of one node in each of these processes, and returns the results."""
-    supervisor, orders = nodes.supervisor, nodes.supervisor.orders
-    numbers = [orders.give(process, what, node) for process, node in whom.items()]
-    there = None not in numbers and supervisor.wait(lambda: all(x in orders.answers for x in numbers), ASK_S, what)
+    supervisor, answers = nodes.supervisor, nodes.supervisor.answers
+    numbers = [nodes.give(process, what, node) for process, node in whom.items()]
+    there = None not in numbers and supervisor.wait(lambda: all(x in answers for x in numbers), ASK_S, what)
     if not there:
         raise ProcessFailed(f"{', '.join(whom)} did not answer, so nothing was measured")
-    return [orders.answers.pop(number).result for number in numbers]
+    return [answers.pop(number).result for number in numbers]
 
 
 def cpu_seconds() -> float:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import os
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from veldt.counters import OF_STATE
-from veldt.program import Program
+from veldt.errors import ProcessFailed
+from veldt.program import BLOCK_MEMORY, Program
 from veldt.runtime.base import array_state, load_arrays
-from veldt.runtime.local.orders import Answer, read_state
+from veldt.runtime.local.board import ORDERS
 from veldt.runtime.local.plan import Gate, make_plan
-from veldt.runtime.local.supervisor import COLUMNS, Supervisor
-from veldt.runtime.shm.memory import Arena
+from veldt.runtime.local.supervisor import COLUMNS, Answer, Supervisor
+from veldt.runtime.shm.memory import Arena, write_state
 
 KEEP_S = 20.0  # between two copies of the state that a killed learner would restart from
+ANSWER_S = 20.0  # to wait for an answer that is needed
+OTHERS_S = 1.0  # to wait for an answer that is not
 LONGEST_FOLDER = 95  # characters, so that the path of a socket in it is short enough
 
 
@@ -39,8 +46,8 @@ class Local:
     @contextmanager
     def start(self, program: Program) -> Iterator[LocalNodes]:
         with contextlib.ExitStack() as stack:
-            socket = "" if self.gate is None else str(stack.enter_context(self._folder()) / "socket")
-            plan = make_plan(program, self.queue, self.gate, socket)
+            path = "" if self.gate is None else str(stack.enter_context(self._folder()) / "socket")
+            plan = make_plan(program, self.queue, self.gate, path)
             supervisor = Supervisor(plan, self.directory, self.step_timeout, self.first_incarnation)
             stack.callback(supervisor.stop)
             supervisor.start()
@@ -66,12 +73,13 @@ class LocalNodes:
     live = True
 
     def __init__(self, supervisor: Supervisor) -> None:
-        self.supervisor = supervisor
+        self.supervisor, self._answers = supervisor, supervisor.answers
         self.holding = False
         self._kept = [child.name for child in supervisor.children.values() if child.keeps]
         self._kept_at = time.monotonic()
         self.paused = 0.0  # seconds that the learner stopped for its state to be copied
         self._loaded: dict[str, dict[str, Any]] = {}
+        self._asked = 0  # orders ever given
 
     def step(self) -> None:
         """Also copies, now and then, the state that a killed learner restarts from: checkpoints may be hours apart."""
@@ -79,7 +87,7 @@ class LocalNodes:
         self.supervisor.tick()
         if time.monotonic() - self._kept_at > KEEP_S:
             self._kept_at = time.monotonic()
-            self._read(self.supervisor.orders.ask_once("state", self._kept, self._kept))
+            self._read(self.ask_once("state", self._kept, self._kept))
 
     def count(self, name: str) -> int:
         return sum(counters.get(name) for counters in self.supervisor.counters.values())
@@ -105,7 +113,7 @@ class LocalNodes:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Has no state of a process that is being restarted, unless its state is kept: then it waits for that process."""
-        answers = self.supervisor.orders.ask_all("state", self._kept)
+        answers = self.ask_all("state", self._kept)
         self.paused = max((answers[name].result for name in self._kept), default=0.0)
         return self._read(answers) | self._counts() | array_state(self.supervisor.arrays)
 
@@ -117,10 +125,10 @@ class LocalNodes:
         """The states in these answers; those that a killed process would restart from are kept."""
         out: dict[str, dict[str, Any]] = {}
         for name, answer in answers.items():
-            if answer.fd is not None:
-                out |= read_state(answer.fd)
+            out |= answer.state
+            if name in self._kept:
                 counts = {rows: np.array(row)[COLUMNS] for rows, row in answer.counts.items()}
-                self.supervisor.children[name].counts = counts if name in self._kept else {}
+                self.supervisor.children[name].counts = counts
         self._keep(out)
         return out
 
@@ -151,7 +159,7 @@ class LocalNodes:
         for child in supervisor.children.values():
             child.counts = {}
             parts[child.name] = {node: state[node] for node in child.nodes if node in state}
-        supervisor.orders.ask_all("load", list(parts), parts)
+        self.ask_all("load", list(parts), parts)
         for name, counters in supervisor.counters.items():
             if name in state:
                 counters.load_state(state[name])
@@ -160,28 +168,81 @@ class LocalNodes:
         return self._stores(self._loaded)
 
     def _stores(self, state: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        names = [name.removeprefix("arena ") for name in self.supervisor.descriptors if name.startswith("arena ")]
-        return {name: MappedStore(self.supervisor, name, state[name]) for name in names if name in state}
+        """The blocks of stores in other processes, read and written in shared memory. `state` is that of the stores, or the
+        one that they are about to load."""
+        out: dict[str, Any] = {}
+        for name, node in self.supervisor.plan.nodes.items():
+            if name not in state or not node.has(BLOCK_MEMORY):
+                continue
+            arena = Arena(self.supervisor.descriptors[f"blocks {name}"])
+            out[name] = node.node_class.map_blocks((node.args, node.kwargs), arena, state[name])  # type: ignore[attr-defined]
+            out[name].drop_blocks = functools.partial(self._drop_blocks, name)
+        return out
+
+    def _drop_blocks(self, name: str, first: int, stop: int) -> int:
+        home = self.supervisor.plan.home(name)
+        return int(self.call(home, "drop_blocks", name, (first, stop)))
+
+    # Orders to processes, and their answers.
+
+    def give(self, name: str, what: str, node: str = "", args: tuple[Any, ...] = (), state: Any = None) -> int | None:
+        """The number under which the answer will come; None: the process is not there at the moment."""
+        child = self.supervisor.children[name]
+        if child.socket is None or not child.ready:
+            return None
+        self._asked += 1
+        fds = [] if state is None else [write_state(state)]
+        data = json.dumps({"number": self._asked, "do": what, "node": node, "args": args}).encode()
+        try:
+            socket.send_fds(child.socket, [data], fds)
+        except OSError:
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self.supervisor.expected.add(self._asked)
+        child.row[ORDERS] += 1
+        self.supervisor.board.bell(child.index).ring()
+        return self._asked
+
+    def call(self, name: str, what: str, node: str, args: tuple[Any, ...]) -> Any:
+        """Calls a method of a node, and returns its result."""
+        number = self.give(name, what, node, args)
+        if number is None or not self.supervisor.wait(lambda: number in self._answers, ANSWER_S, what):
+            raise ProcessFailed(f"{node} does not answer")
+        return self._answers.pop(number).result
+
+    def ask_all(self, what: str, needed: Collection[str], states: dict[str, Any] | None = None) -> dict[str, Answer]:
+        """The answers by process. A needed process that is down, or dies meanwhile, is asked again after its restart."""
+        supervisor = self.supervisor
+        answers = self.ask_once(what, supervisor.children, needed, states)
+        deadline = time.monotonic() + ANSWER_S + supervisor.step_timeout
+        while missing := [name for name in needed if name not in answers]:
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{', '.join(missing)} did not answer ({what})")
+            supervisor.tick(0.005)
+            if all(supervisor.children[name].ready for name in missing):
+                answers |= self.ask_once(what, missing, needed, states)
+        return answers
+
+    def ask_once(
+        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any] | None = None
+    ) -> dict[str, Answer]:
+        children, wait = self.supervisor.children, self.supervisor.wait
+        given = {name: self.give(name, what, state=(states or {}).get(name)) for name in names}
+        numbers = {name: number for name, number in given.items() if number is not None}
+        incarnations = {name: children[name].incarnation for name in numbers}
+
+        def settled(names: Collection[str]) -> bool:
+            return all(numbers[x] in self._answers or children[x].incarnation != incarnations[x] for x in names)
+
+        wait(lambda: settled([name for name in numbers if name in needed]), ANSWER_S, what)
+        wait(lambda: settled(numbers), OTHERS_S, what)
+        self.supervisor.expected -= set(numbers.values())
+        return {name: self._answers.pop(number) for name, number in numbers.items() if number in self._answers}
 
 
-class MappedStore:
-    """The blocks of a store in another process, read and written in shared memory."""
-
-    def __init__(self, supervisor: Supervisor, name: str, state: dict[str, Any]) -> None:
-        """`state` is that of the store, or the one it is about to load."""
-        node, arena = supervisor.plan.nodes[name], Arena(supervisor.descriptors[f"blocks {name}"])
-        mapped = node.node_class.map_blocks((node.args, node.kwargs), arena, state)  # type: ignore[attr-defined]
-        self.schema, self.oldest, self.next = mapped.schema, mapped.oldest, mapped.next
-        self.blocks, self.load_blocks = mapped.blocks, mapped.load_blocks
-        self._supervisor, self._name = supervisor, name
-
-    def drop_blocks(self, first: int, stop: int) -> int:
-        home = self._supervisor.plan.home(self._name)
-        return int(self._supervisor.orders.call(home, "drop_blocks", self._name, (first, stop)))
-
-
-@dataclass
-class Snapshot:
+class Snapshot(NamedTuple):
     """The state of all nodes at one moment; blocks are read from shared memory while the stores run."""
 
     nodes: dict[str, dict[str, Any]]

@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from setproctitle import setproctitle
 
-from veldt.errors import Diverged, EnvError, UserError
+from veldt.errors import Diverged, UserError
 from veldt.metrics import merge
 from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node
-from veldt.runtime.host import Host
+from veldt.runtime.base import Host
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
-from veldt.runtime.local.orders import read_state, write_state
 from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, stream_ring
 from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
 from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import Arena, Bell
+from veldt.runtime.shm.memory import Arena, Bell, read_state, write_state
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.seeds import derive
 
@@ -72,10 +71,9 @@ def run(name: str, order: dict[str, Any], descriptors: dict[str, int], fds: list
 
 
 def _report_error(connection: socket.socket, error: BaseException) -> None:
-    kinds: dict[type[BaseException], str] = {UserError: "user", Diverged: "diverged", EnvError: "env"}
-    kind = kinds.get(type(error), "error")
-    text = traceback.format_exc()
-    message = {"error": kind, "text": str(error)[:4_000], "type": type(error).__name__, "traceback": text[-16_000:]}
+    kinds: dict[type[BaseException], str] = {UserError: "user", Diverged: "diverged"}
+    message = {"error": kinds.get(type(error), ""), "text": str(error)[:4_000], "type": type(error).__name__}
+    message["traceback"] = traceback.format_exc()[-16_000:]
     connection.settimeout(1.0)
     with contextlib.suppress(OSError):
         connection.send(json.dumps(message, ensure_ascii=False).encode(errors="replace"))

@@ -24,7 +24,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from veldt.counters import COLUMN, OF_STATE, Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
@@ -32,11 +32,10 @@ from veldt.metrics import Reports, declared
 from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, SINCE, Board, SharedRows
-from veldt.runtime.local.orders import Orders, write_state
 from veldt.runtime.local.plan import GatePlan, Plan
 from veldt.runtime.local.process import MESSAGE
 from veldt.runtime.local.watchdog import Child, Watchdog, exit_reason
-from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory, read_state, write_state
 
 log = logging.getLogger("veldt")
 
@@ -50,6 +49,14 @@ LONG_LIFE_S = 120.0  # of running after which it does too (at least four times t
 COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the state of a process that is restarted
 
 
+class Answer(NamedTuple):
+    """What a process has answered to an order."""
+
+    result: Any
+    counts: dict[str, list[int]]  # its rows of counts, with its state
+    state: dict[str, dict[str, Any]]  # by node
+
+
 class Supervisor:
     def __init__(self, plan: Plan, directory: Path | None, step_timeout: float, first_incarnation: int) -> None:
         self.plan, self.directory, self.step_timeout, self.first = plan, directory, step_timeout, first_incarnation
@@ -57,7 +64,8 @@ class Supervisor:
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
         self.recover: dict[str, dict[str, Any]] = {}  # node -> the state that a restarted process loads
-        self.orders = Orders(self)
+        self.expected: set[int] = set()  # numbers of orders that are not answered yet
+        self.answers: dict[int, Answer] = {}
         self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the zygote of this kind
 
     def start(self) -> None:
@@ -184,7 +192,10 @@ class Supervisor:
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:
-                self.orders.take(message, fds)
+                number, state = message["answer"], read_state(fds[0]) if fds else {}
+                if number in self.expected:  # otherwise it came too late
+                    self.expected.remove(number)
+                    self.answers[number] = Answer(message.get("result"), message.get("counts", {}), state)
             elif "error" in message:
                 child.error = message
             elif "ready" in message:
@@ -290,7 +301,6 @@ class Supervisor:
                 self.zygotes.popitem()[1].close()
             for child in self.children.values():
                 child.close()
-            self.orders.close()
             for fd in self.descriptors.values():
                 os.close(fd)
             self.descriptors = {}

@@ -42,8 +42,6 @@ MESSAGE = 1 << 16
 START_S = 120.0  # to import everything; the first time ever, numba compiles
 PR_SET_PDEATHSIG = 1
 
-Run = Callable[[str, dict[str, Any], dict[str, int], list[int]], None]  # name, order, shared descriptors, its own
-
 
 class ZygoteDied(ProcessFailed):
     """The process that forks all others has died."""
@@ -203,14 +201,13 @@ def main() -> None:
 class Server:
     """The zygote's end of the socket."""
 
-    def __init__(self, connection: socket.socket, run: Run) -> None:
+    def __init__(self, connection: socket.socket, run: Callable[..., None]) -> None:
         self.socket, self.run = connection, run
         self.descriptors: dict[str, int] = {}
-        self.wakeup, alarm = os.pipe()
-        os.set_blocking(alarm, False)
-        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        self.wakeup, self.alarm = os.pipe()
+        os.set_blocking(self.alarm, False)
+        signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.alarm = alarm
 
     def serve(self) -> None:
         self._send({"ready": True})
@@ -248,14 +245,9 @@ class Server:
         self._send({"forked": name, "pid": pid})
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._send({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+        with contextlib.suppress(ChildProcessError):  # there are none
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                self._send({"exited": found[0], "status": os.waitstatus_to_exitcode(found[1])})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:

@@ -10,7 +10,7 @@ import mmap
 import os
 import platform
 from ctypes import c_int, c_long, c_void_p
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,47 @@ class Format:
         """The arrays of a message, as views of its bytes."""
         parts = zip(self.columns, self.offsets, strict=True)
         return {name: np.ndarray(shape, dtype, buffer, offset + at) for (name, dtype, shape), at in parts}
+
+
+def write_state(state: dict[str, dict[str, Any]]) -> int:
+    """Writes states by name, which are arrays and JSON, to new shared memory; returns its descriptor.
+
+    Uses write() instead of a mapping: the kernel then neither clears the pages nor takes a fault for each.
+    """
+    rest: dict[str, dict[str, Any]] = {}
+    tree: Tree = {}
+    for node, part in state.items():
+        rest[node] = {name: x for name, x in part.items() if not isinstance(x, np.ndarray)}
+        tree |= {f"{node}:{name}": x for name, x in part.items() if isinstance(x, np.ndarray)}
+    format_ = Format.of(tree)
+    text = json.dumps([rest, format_.columns]).encode()
+    fd = make_shared_memory("veldt state")
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(len(text).to_bytes(ALIGN, "little") + text + bytes(-len(text) % ALIGN))
+            start = file.tell()
+            file.truncate(start + format_.nbytes)
+            for x, at in zip(tree.values(), format_.offsets, strict=True):
+                file.seek(start + at)
+                file.write(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_state(fd: int) -> dict[str, dict[str, Any]]:
+    """A copy of what `write_state` wrote; closes the descriptor."""
+    memory = SharedMemory(fd)
+    os.close(fd)
+    (size,) = memory.words(0, 1)
+    state: dict[str, dict[str, Any]]
+    state, columns = json.loads(memory.map[ALIGN : ALIGN + size])
+    start = ALIGN + -(-size // ALIGN) * ALIGN
+    for key, view in Format(columns).views(memory.map, start).items():
+        node, _, name = key.partition(":")
+        state[node][name] = view.copy()
+    return state
 
 
 class Arena:
