@@ -26,7 +26,7 @@ from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node
 from veldt.runtime.base import Host
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
-from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, stream_ring
+from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, GatePlan, Plan, call_rings, stream_ring
 from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
@@ -105,8 +105,9 @@ class Process:
         self.incarnation = order["incarnation"]
         self.rows: dict[str, SharedRows] = {}  # by node
         self._streams: list[Writer] = []
-        self.gate = self._make_gate() if name == GATE else None
-        self.link = self._make_link() if name in self.plan.seats else None
+        gate = self.plan.gate
+        self.gate = self._make_gate(gate) if gate is not None and name == GATE else None
+        self.link = self._make_link(gate) if gate is not None and name in gate.seats else None
         self.proxies = {channel.node: self._proxy(channel) for channel in self.plan.channels if channel.process == name}
         self.known: dict[str, Any] = dict(self.proxies)  # and nodes that are built here
         self.arrays = {key: Arena(descriptors[f"array {key}"]).zeros(*spec) for key, spec in self.plan.arrays.items()}
@@ -252,28 +253,23 @@ class Process:
 
         return EventBell(self.board.memory, ROW * self.plan.row(GATE), self.descriptors["gate bell"])
 
-    def _make_link(self) -> Any:
+    def _make_link(self, plan: GatePlan) -> Any:
         from veldt.runtime.grpc.link import Link
 
-        planned = self.plan.gate
-        assert planned is not None
-        gate = planned.gate
-        address = gate.listen if gate.own_listen else f"unix:{planned.socket}"
-        link = Link(address, gate.token, seat=self.name, compress=gate.compress)
+        address = plan.gate.listen if plan.gate.own_listen else f"unix:{plan.socket}"
+        link = Link(address, plan.gate.token, seat=self.name, compress=plan.gate.compress)
         link.connect()
         return link
 
-    def _make_gate(self) -> Any:
+    def _make_gate(self, plan: GatePlan) -> Any:
         from veldt.runtime.grpc.doors import Door
         from veldt.runtime.grpc.gate import Gate
         from veldt.runtime.grpc.seats import make_seats
 
-        planned = self.plan.gate
-        assert planned is not None
-        gate = planned.gate
+        gate, doors = plan.gate, [Door(f"unix:{plan.socket}")]
+        if gate.listen:
+            doors.append(Door(gate.listen, gate.certificate, gate.key))
         seats = make_seats(self.plan, self.board, self.descriptors, self._stream_writer, self._call_writer)
-        doors = [Door(f"unix:{planned.socket}")]
-        doors += [Door(gate.listen, gate.certificate, gate.key)] if gate.listen else []
         made = Gate(seats, doors, self.board, self._gate_bell(), gate.token)
         made.start()
         for address in made.addresses[1:]:
