@@ -180,8 +180,10 @@ class LocalNodes:
         return out
 
     def _drop_blocks(self, name: str, first: int, stop: int) -> int:
-        home = self.supervisor.plan.home(name)
-        return int(self.call(home, "drop_blocks", name, (first, stop)))
+        number = self.give(self.supervisor.plan.home(name), "drop_blocks", name, (first, stop))
+        if number is None or not self.supervisor.wait(lambda: number in self._answers, ANSWER_S, "drop_blocks"):
+            raise ProcessFailed(f"{name} does not answer")
+        return int(self._answers.pop(number).result)
 
     # Orders to processes, and their answers.
 
@@ -204,13 +206,6 @@ class LocalNodes:
         child.row[ORDERS] += 1
         self.supervisor.board.bell(child.index).ring()
         return self._asked
-
-    def call(self, name: str, what: str, node: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method of a node, and returns its result."""
-        number = self.give(name, what, node, args)
-        if number is None or not self.supervisor.wait(lambda: number in self._answers, ANSWER_S, what):
-            raise ProcessFailed(f"{node} does not answer")
-        return self._answers.pop(number).result
 
     def ask_all(self, what: str, needed: Collection[str], states: dict[str, Any] | None = None) -> dict[str, Answer]:
         """The answers by process. A needed process that is down, or dies meanwhile, is asked again after its restart."""

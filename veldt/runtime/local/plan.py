@@ -178,8 +178,11 @@ def make_plan(program: Program, queue: int = 16, gate: Gate | None = None, socke
     shared = [name for name, node in nodes.items() if node.everywhere]
     groups: dict[str, list[str]] = {}
     for name in nodes:
+        root = name
+        while (on := nodes[root].on) is not None:
+            root = on
         if name not in shared:
-            groups.setdefault(_root(nodes, name), []).append(name)
+            groups.setdefault(root, []).append(name)
     processes: dict[str, list[str]] = {} if gate is None else {GATE: []}
     for group in groups.values():  # a process is named after its first worker
         processes[next((name for name in group if nodes[name].is_worker), group[0])] = group
@@ -284,9 +287,3 @@ def _registered() -> dict[str, Any]:
                 entry.entry_point = getattr(sys.modules["__main__"], attribute, where)
         found[name] = entry
     return found
-
-
-def _root(nodes: dict[str, Node], name: str) -> str:
-    while (on := nodes[name].on) is not None:
-        name = on
-    return name

@@ -1,11 +1,5 @@
 """The supervisor starts the processes of a program, watches them, restarts them and ends them.
 
-    supervisor (the caller's process)
-      zygote                      has imported everything, and forks the others; a light one forks those without torch
-        learner                   store, learner          \\
-        actor/0 ... actor/n       policy, recorder, actor   > each with a row on the board, and streams between them
-        evaluator                 policy, evaluator       /
-
 Only the supervisor handles signals. A process that dies is restarted with a new incarnation; streams, weights and the
 store's blocks are in shared memory of the supervisor, so none is lost. That memory has no name on disk or in /dev/shm, and
 the kernel kills every process whose parent has died, so nothing is left behind, whichever process is killed.

@@ -24,7 +24,7 @@ OTHERWISE = {WAITING: "waiting for work", BUILDING: "building its nodes", SERVIN
 log = logging.getLogger("veldt")
 
 
-@dataclass
+@dataclass(eq=False)
 class Child:
     """The supervisor's record of a process."""
 

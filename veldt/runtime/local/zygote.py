@@ -41,6 +41,7 @@ IDLE_S = 3600.0  # between two polls of an idle zygote
 MESSAGE = 1 << 16
 START_S = 120.0  # to import everything; the first time ever, numba compiles
 PR_SET_PDEATHSIG = 1
+NAMES = {False: "zygote", True: "light zygote"}
 
 
 class ZygoteDied(ProcessFailed):
@@ -51,7 +52,7 @@ class Zygote:
     """The supervisor's end. Start it as early as possible: its imports take as long as the caller's."""
 
     def __init__(self, light: bool = False) -> None:
-        self.name = zygote_name(light)
+        self.name = NAMES[light]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         environment = {
@@ -133,10 +134,6 @@ def readable(fds: Iterable[int], seconds: float) -> list[int]:
     return [fd for fd, _ in poll.poll(math.ceil(1e3 * seconds))]
 
 
-def zygote_name(light: bool) -> str:
-    return "light zygote" if light else "zygote"
-
-
 _early: dict[bool, Zygote] = {}  # light -> the zygote of this kind
 
 
@@ -179,7 +176,7 @@ def main() -> None:
     die_with_parent(parent)
     ignore_signals()
     light = bool(os.environ.get(LIGHT))
-    setproctitle(f"veldt {zygote_name(light)}")
+    setproctitle(f"veldt {NAMES[light]}")
     if not light:
         import torch
 
