@@ -81,9 +81,7 @@ class Plan:
     ports: dict[str, dict[str, Port]]  # of the nodes that are called from other processes
     arrays: dict[str, ArraySpec]
     queue: int  # messages that may wait in a stream; a checkpoint does not contain them
-    threads: dict[str, int]  # process -> threads for tensor operations
     light: list[str]  # processes without torch
-    roles: dict[str, str]  # process -> the role of the node it is named after
     functions: dict[str, bytes]  # pickled functions that cannot be imported
     envs: dict[str, Any]  # Gymnasium ids that the user registered
     constants: dict[str, Any] = field(default_factory=dict)  # of nodes for which this process has proxies
@@ -195,9 +193,7 @@ def make_plan(program: Program, queue: int = 16, gate: Gate | None = None, socke
         ports={channel.node: nodes[channel.node].ports for channel in channels},
         arrays=program.arrays,
         queue=queue,
-        threads={name: max((nodes[node].threads for node in group), default=1) for name, group in processes.items()},
         light=[name for name, group in processes.items() if all(nodes[node].light for node in group)],
-        roles={name: nodes[name].role if name in nodes else name for name in processes},
         functions=portable(callables.local()),
         envs=_registered(),
     )

@@ -30,8 +30,7 @@ from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, GatePlan, Plan
 from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
-from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import Arena, Bell, read_state, write_state
+from veldt.runtime.shm.memory import Arena, Bell, Latest, read_state, write_state
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.seeds import derive
 
@@ -100,7 +99,7 @@ class Process:
         if name not in self.plan.light:
             import torch
 
-            torch.set_num_threads(self.plan.threads.get(name, 1))
+            torch.set_num_threads(max(self.plan.nodes[node].threads for node in self.plan.processes[name]))
             torch.manual_seed(seed)
         self.incarnation = order["incarnation"]
         self.rows: dict[str, SharedRows] = {}  # by node
@@ -308,7 +307,8 @@ class Process:
         served = [service.metrics() for service in self.services if isinstance(service, StreamService)]
         joined = [] if self.gate is None else [self.gate.metrics(), *self.gate.take_reports().values()]
         self.unsent |= merge([self.host.metrics(), *served, *joined], self.host.declarations)
-        role, elapsed = self.plan.roles[self.name], now - self.since
+        role = self.plan.nodes[self.name].role if self.name in self.plan.nodes else self.name
+        elapsed = now - self.since
         metrics = self.unsent | self.host.busy(elapsed)
         metrics |= {f"wait/{role}": self.waited / elapsed, f"cpu/{role}": (cpu - self.cpu) / elapsed}
         if self._report({"metrics": metrics, "seconds": elapsed}):
