@@ -91,7 +91,7 @@ def test_the_runtime_knows_arrays_and_no_role() -> None:
 
 
 def test_a_violation_is_found() -> None:
-    assert violations("veldt.runtime.host", "from veldt.learning.learner import Learner") == ["veldt.learning.learner"]
+    assert violations("veldt.runtime.base", "from veldt.learning.learner import Learner") == ["veldt.learning.learner"]
     assert violations("veldt.storing.replay", "def f():\n    from veldt.acting import actor") == ["veldt.acting.actor"]
     assert not violations("veldt.topologies", "from veldt.acting.actor import Actor\nfrom veldt.program import Program")
     assert not violations("veldt.records.block", "if TYPE_CHECKING:\n    from veldt.cli import train")

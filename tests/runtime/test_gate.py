@@ -34,7 +34,8 @@ from veldt.learning.params import LatestParams
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.block import Window
 from veldt.runtime.local import zygote
-from veldt.runtime.local.local import Gate, Local
+from veldt.runtime.local.local import Local
+from veldt.runtime.local.plan import Gate
 
 HERE = Path(__file__).parents[1]
 RECIPES = ["apex-dqn", "seed-vtrace"]

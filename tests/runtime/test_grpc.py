@@ -38,9 +38,7 @@ from veldt.runtime.grpc.link import Link
 from veldt.runtime.grpc.seats import RECORD, EventBell, Lane, Seat
 from veldt.runtime.grpc.wire import frame
 from veldt.runtime.local.board import ROW, Board, SharedRows
-from veldt.runtime.shm.format import Format
-from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Format, Latest, SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 
 BLOCK = Format([("id", "<i8", (3,)), ("rows/x", "<f4", (50,)), ("first", "|b1", (4,))])

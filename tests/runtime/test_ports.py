@@ -17,7 +17,8 @@ from veldt.ports import Examples, Source, call, latest, ports_of, stream
 from veldt.program import BLOCK_MEMORY, INCARNATION, ROWS, Program
 from veldt.records.tree import Array
 from veldt.runtime import Inline
-from veldt.runtime.local.local import Gate, Local
+from veldt.runtime.local.local import Local
+from veldt.runtime.local.plan import Gate
 from veldt.runtime.proxies import CallerEnds, Proxy
 from veldt.runtime.services import CallService, ServiceEnds, StreamService
 from veldt.runtime.shm.memory import make_shared_memory
@@ -115,7 +116,7 @@ def test_inline() -> None:
 @pytest.mark.parametrize(("kind", "kills"), [("shm", 0), ("shm", 12), ("grpc", 0), ("grpc", 12)])
 def test_in_processes_that_are_killed(kind: str, kills: int, tmp_path: Path) -> None:
     """Every push of a task that was taken arrives once, whoever is killed; a killed worker may lose the task it had."""
-    from veldt.runtime.shm.arena import Arena
+    from veldt.runtime.shm.memory import Arena
 
     runtime = Local(tmp_path, gate=Gate() if kind == "grpc" else None)
     rng = np.random.default_rng(kills)

@@ -21,8 +21,7 @@ from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
 from veldt.runtime.proxies import CallerEnds, Proxy
 from veldt.runtime.services import CallService, ServiceEnds, StreamService
-from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import make_shared_memory
+from veldt.runtime.shm.memory import Latest, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.replay import Replay

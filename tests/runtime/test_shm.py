@@ -29,16 +29,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from veldt.errors import UserError
 from veldt.records.tree import Tree
-from veldt.runtime.local.state import read_state, write_state
-from veldt.runtime.shm import bell as bell_module
-from veldt.runtime.shm import latest as latest_module
 from veldt.runtime.shm import memory as shm_memory
 from veldt.runtime.shm import ring
-from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.bell import Bell
-from veldt.runtime.shm.format import Format
-from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Arena, Bell, Format, Latest, SharedMemory, make_shared_memory, read_state, write_state
 from veldt.runtime.shm.ring import CHECKSUM, COMMIT, FORMAT, MAX_FORMATS, Reader, Torn, Writer
 
 examples = int(os.environ.get("VELDT_EXAMPLES", "1"))
@@ -668,7 +661,7 @@ def test_a_message_that_was_not_committed_is_never_taken(word: int, value: int) 
 
 
 def test_a_value_is_read_again_until_its_checksum_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latest_module, "CHECKED", True)
+    monkeypatch.setattr(shm_memory, "CHECKED", True)
     with memory() as [fd]:
         Latest(fd).write(7, {"x": np.arange(1000)})
         latest = Latest(fd)
@@ -699,8 +692,8 @@ def latest_life(fds: list[int], life: int, death: tuple[int, str]) -> Callable[[
         writes += 1
         tag = next(tags)
         x = value(tag)
-        if death[0] == writes and latest._memory is not None:  # dies half way
-            slot = (latest._words[latest_module.VERSION] + 1) & 1
+        if death[0] == writes and latest._slots:  # dies half way
+            slot = (latest._words[shm_memory.VERSION] + 1) & 1
             latest._slots[slot][:500_000] = x.view(np.uint8)[:500_000]
             os.kill(os.getpid(), signal.SIGKILL)
         latest.write(tag, {"x": x})
@@ -769,7 +762,7 @@ def test_a_value_may_have_several_arrays() -> None:
 
 def test_a_first_value_that_was_never_finished_is_no_value() -> None:
     with memory() as [fd]:
-        SharedMemory(fd, 3 * shm_memory.PAGE).words(0, 8)[latest_module.SIZE] = 12  # killed before the version was set
+        SharedMemory(fd, 3 * shm_memory.PAGE).words(0, 8)[shm_memory.SIZE] = 12  # killed before the version was set
         assert Latest(fd).read(-1) is None
         Latest(fd).write(1, {"x": np.arange(3, dtype=np.int32)})
         assert Latest(fd).read(-1) is not None
@@ -851,7 +844,7 @@ def test_a_writer_may_ring_once_for_many_messages() -> None:
 
 def test_a_bell_that_has_rung_since_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(bell_module, "_syscall", lambda *args: calls.append(args))
+    monkeypatch.setattr(shm_memory, "_syscall", lambda *args: calls.append(args))
     with memory() as [fd]:
         bell = Bell(SharedMemory(fd, 64), 0)
         since = bell.rung()

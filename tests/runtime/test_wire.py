@@ -16,7 +16,7 @@ from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.link import Link
 from veldt.runtime.grpc.wire import DATA, HEADER, HELLO, KINDS, LZ4, Columns, Formats, Refused, frame, parse
-from veldt.runtime.shm.format import Format
+from veldt.runtime.shm.memory import Format
 
 examples = int(os.environ.get("VELDT_EXAMPLES", "1"))
 DTYPES = ("|b1", "|u1", "|i1", "<i4", "<i8", "<u2", "<f2", "<f4", "<f8")

@@ -25,8 +25,7 @@ import pytest
 from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
-from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory
 from veldt.storing.limiters import MinSize, Queue
 from veldt.storing.replay import Replay
 from veldt.storing.ring import UnrollQueue

@@ -56,8 +56,8 @@ from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
-from veldt.runtime.local.local import Gate, Local
-from veldt.runtime.local.plan import GatePlan, Messages, messages_of
+from veldt.runtime.local.local import Local
+from veldt.runtime.local.plan import Gate, Messages, messages_of
 from veldt.topologies import add_inference, add_learner
 from veldt.topologies.stores import add_store
 
@@ -208,7 +208,7 @@ class InferenceBench:
         if contender == "grpc-unix":
             gate = Gate()
         elif contender == "grpc-tcp":
-            gate = TcpGate(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32))
+            gate = Gate(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32), own_listen=True)
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
         window = Window(self.seconds, actors_of(config), names, "central", self.learner)
         window.watch(Local(queue=config.queue, gate=gate), program)
@@ -429,13 +429,6 @@ def call_bytes(messages: Messages) -> tuple[int, int]:
     return there, back
 
 
-class TcpGate(Gate):
-    """The run's own actors connect over TCP, as actors on other machines do."""
-
-    def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
-        return dataclasses.replace(super().plan(directory, stack), own_listen=True)
-
-
 def free_port() -> int:
     with contextlib.closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
@@ -548,12 +541,12 @@ def figures(
 
 def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
     """Calls a method of one node in each of these processes, and returns the results."""
-    supervisor, orders = nodes.supervisor, nodes.supervisor.orders
-    numbers = [orders.give(process, what, node) for process, node in whom.items()]
-    there = None not in numbers and supervisor.wait(lambda: all(x in orders.answers for x in numbers), ASK_S, what)
+    supervisor, answers = nodes.supervisor, nodes.supervisor.answers
+    numbers = [nodes.give(process, what, node) for process, node in whom.items()]
+    there = None not in numbers and supervisor.wait(lambda: all(x in answers for x in numbers), ASK_S, what)
     if not there:
         raise ProcessFailed(f"{', '.join(whom)} did not answer, so nothing was measured")
-    return [orders.answers.pop(number).result for number in numbers]
+    return [answers.pop(number).result for number in numbers]
 
 
 def cpu_seconds() -> float:

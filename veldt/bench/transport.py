@@ -26,9 +26,7 @@ import numpy as np
 from veldt.errors import UserError
 from veldt.records.tree import Array, Tree
 from veldt.runtime.local.zygote import die_with_parent
-from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.bell import Bell
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import Arena, Bell, SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 
 SPIN = 200  # polls before a sleep, about 65 us: longer than it takes to wake a sleeping partner

@@ -19,9 +19,9 @@ from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.ports import ports_of
 from veldt.program import INCARNATION, Given, Program
+from veldt.runtime.base import Host
 from veldt.runtime.grpc.connection import read_token
 from veldt.runtime.grpc.link import Link
-from veldt.runtime.host import Host
 from veldt.runtime.proxies import Proxy
 
 METRICS_S = 0.25

@@ -12,7 +12,8 @@ from veldt.errors import UserError
 from veldt.experiment.config import Config, GateConfig
 from veldt.runtime import Inline, Runtime
 from veldt.runtime.local import zygote
-from veldt.runtime.local.local import Gate, Local
+from veldt.runtime.local.local import Local
+from veldt.runtime.local.plan import Gate
 
 LIVES = 10_000  # that a process may have between two resumes
 

@@ -1,7 +1,6 @@
 """Runtimes: where the nodes of a program run.
 
-    base       the protocols of a runtime and of a running program
-    host       builds some nodes of a program and steps the workers among them
+    base       the protocols of a runtime and of a running program; the host builds nodes and steps them
     inline     all nodes in one thread
     proxies    stand for nodes of other processes
     services   call nodes for other processes

@@ -1,11 +1,14 @@
-"""The protocols of a runtime and of a running program."""
+"""What all runtimes have in common: the protocols of a runtime and of a running program, and the host of its nodes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from veldt.program import Program
+from veldt.metrics import busy_shares, declared, merge
+from veldt.program import Given, Node, Program
 from veldt.records.tree import Array
 
 
@@ -47,3 +50,74 @@ def load_arrays(arrays: dict[str, Array], state: dict[str, dict[str, Any]]) -> N
     for name, x in arrays.items():
         if name in state.get(ARRAYS, {}):
             x[...] = state[ARRAYS][name]
+
+
+class Host:
+    """Builds some nodes of a program and steps the workers among them: inline all nodes, otherwise those of one process."""
+
+    def __init__(self, nodes: Iterable[Node], known: dict[str, Any], given: Callable[[Node], Given]) -> None:
+        """`known` has the proxies of nodes in other processes; nodes built here are added to it."""
+        self.nodes = list(nodes)
+        self.declarations = declared(self.nodes)
+        self.objects: dict[str, Any] = {}
+        try:
+            for node in self.nodes:
+                self.objects[node.name] = known[node.name] = given(node).build(node)
+        except BaseException:
+            self.close()
+            raise
+        self.workers = [(node, self.objects[node.name]) for node in self.nodes if hasattr(self.objects[node.name], "step")]
+        self.busy_s = [0.0] * len(self.workers)
+        self._timings: dict[str, float] = {}
+
+    def step(self) -> bool:
+        """Steps every worker once; whether any of them did something."""
+        return any([self.step_worker(i) for i in range(len(self.workers))])
+
+    def step_worker(self, index: int) -> bool:
+        began = time.perf_counter()
+        worked = bool(self.workers[index][1].step())
+        if worked:
+            self.busy_s[index] += time.perf_counter() - began
+        return worked
+
+    def metrics(self) -> dict[str, float]:
+        return merge((thing.metrics() for thing in self._with("metrics").values()), self.declarations)
+
+    def busy(self, elapsed: float) -> dict[str, float]:
+        """`busy/...`: the fraction of the elapsed time that workers, and parts of their steps, took since `reset_busy`."""
+        for _, worker in self.workers:
+            for part, seconds in getattr(worker, "timings", {}).items():
+                self._timings[part] = self._timings.get(part, 0.0) + seconds
+                worker.timings[part] = 0.0
+        taken = [(node.role, self.busy_s[i]) for i, (node, _) in enumerate(self.workers)]
+        return busy_shares([*taken, *self._timings.items()], elapsed)
+
+    def reset_busy(self) -> None:
+        self.busy_s, self._timings = [0.0] * len(self.workers), {}
+
+    def cut(self) -> list[str]:
+        """Asks all nodes to prepare for a checkpoint; returns those that are not ready yet."""
+        return [name for name, thing in self._with("cut").items() if not thing.cut()]
+
+    def resume(self, number: int) -> None:
+        for thing in self._with("resume").values():
+            thing.resume(number)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        return {name: thing.state() for name, thing in self._with("state").items()}
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        for name, thing in self._with("load_state").items():
+            if name in state:
+                thing.load_state(state[name])
+
+    def close(self) -> None:
+        for thing in self._with("close").values():
+            thing.close()
+
+    def stores(self) -> dict[str, Any]:
+        return self._with("load_blocks")
+
+    def _with(self, method: str) -> dict[str, Any]:
+        return {name: thing for name, thing in self.objects.items() if hasattr(thing, method)}

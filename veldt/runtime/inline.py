@@ -12,8 +12,7 @@ import numpy as np
 from veldt.counters import Counters
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node, Program
 from veldt.records.tree import Array
-from veldt.runtime.base import Stuck, array_state, load_arrays
-from veldt.runtime.host import Host
+from veldt.runtime.base import Host, Stuck, array_state, load_arrays
 from veldt.shared import PrivateCell, PrivateRows
 
 

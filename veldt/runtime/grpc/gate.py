@@ -29,7 +29,7 @@ from veldt.runtime.grpc.seats import INCARNATION, EventBell, Seat
 from veldt.runtime.grpc.streams import ActorStream
 from veldt.runtime.grpc.wire import HOLD, QUIT, STATUS, STOPPING, WELCOME, Refused, frame
 from veldt.runtime.local.board import Board
-from veldt.runtime.shm.latest import Latest
+from veldt.runtime.shm.memory import Latest
 
 RECONNECT_S = 30.0  # that a seat is kept for an actor whose stream broke
 SPIN = 12  # polls for a reply before the gate sleeps: waking up takes longer than most replies

@@ -15,9 +15,7 @@ from veldt.records.tree import Array
 from veldt.runtime.grpc.wire import ACK, DATA, STATUS, Formats, Frame, Refused, frame
 from veldt.runtime.local.board import Board, SharedRows
 from veldt.runtime.local.plan import Channel, Plan, call_rings
-from veldt.runtime.shm.format import Bytes, Format
-from veldt.runtime.shm.latest import Latest
-from veldt.runtime.shm.memory import SharedMemory
+from veldt.runtime.shm.memory import Bytes, Format, Latest, SharedMemory
 from veldt.runtime.shm.ring import Reader, Writer
 
 RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed

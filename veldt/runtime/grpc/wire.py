@@ -21,7 +21,7 @@ import numpy as np
 from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.records.tree import Array, Tree
-from veldt.runtime.shm.format import ALIGN, Bytes, Format
+from veldt.runtime.shm.memory import ALIGN, Bytes, Format
 
 lz4: Any = None  # where it is not installed
 with contextlib.suppress(ImportError):

@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
+import os
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from veldt.program import Program
+import numpy as np
+
+from veldt.counters import OF_STATE
+from veldt.errors import ProcessFailed
+from veldt.program import BLOCK_MEMORY, Program
 from veldt.runtime.base import array_state, load_arrays
-from veldt.runtime.local.orders import Answer
-from veldt.runtime.local.plan import GatePlan, make_plan
-from veldt.runtime.local.state import read_state
-from veldt.runtime.local.supervisor import Options, Supervisor
-from veldt.runtime.shm.arena import Arena
+from veldt.runtime.local.board import ORDERS
+from veldt.runtime.local.plan import Gate, make_plan
+from veldt.runtime.local.supervisor import COLUMNS, Answer, Supervisor
+from veldt.runtime.shm.memory import Arena, write_state
 
 KEEP_S = 20.0  # between two copies of the state that a killed learner would restart from
+ANSWER_S = 20.0  # to wait for an answer that is needed
+OTHERS_S = 1.0  # to wait for an answer that is not
 LONGEST_FOLDER = 95  # characters, so that the path of a socket in it is short enough
-
-
-@dataclass(frozen=True)
-class Gate:
-    """gRPC, for actors that share no memory with the run: its own, if `own`, and those that join (`experiment.joined`)."""
-
-    own: bool = True
-    assignments: tuple[dict[str, Any], ...] = ()  # one for each seat for an actor that joins
-    listen: str = ""
-    token: str = ""
-    certificate: bytes = b""
-    key: bytes = b""
-    compress: bool = False
-
-    def plan(self, directory: Path | None, stack: contextlib.ExitStack) -> GatePlan:
-        """The plan, with a socket in a private folder that is removed with the stack."""
-        folder = None if directory is None else directory.resolve() / ".gate"
-        if folder is None or len(str(folder)) > LONGEST_FOLDER:
-            folder = Path(tempfile.mkdtemp(prefix="veldt-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
-        folder.mkdir(mode=0o700)
-        joining = {f"seat/{i}": assignment for i, assignment in enumerate(self.assignments)}
-        options = (self.listen, self.token, self.certificate, self.key, self.compress)
-        return GatePlan(str(folder / "socket"), joining, *options)
 
 
 @dataclass(frozen=True)
@@ -62,14 +46,25 @@ class Local:
     @contextmanager
     def start(self, program: Program) -> Iterator[LocalNodes]:
         with contextlib.ExitStack() as stack:
-            gate = None if self.gate is None else self.gate.plan(self.directory, stack)
-            plan = make_plan(program, self.queue, gate, self.gate is None or self.gate.own)
-            supervisor = Supervisor(plan, Options(self.directory, self.step_timeout, self.first_incarnation))
-            try:
-                supervisor.start()
-                yield LocalNodes(supervisor)
-            finally:
-                supervisor.stop()
+            path = "" if self.gate is None else str(stack.enter_context(self._folder()) / "socket")
+            plan = make_plan(program, self.queue, self.gate, path)
+            supervisor = Supervisor(plan, self.directory, self.step_timeout, self.first_incarnation)
+            stack.callback(supervisor.stop)
+            supervisor.start()
+            yield LocalNodes(supervisor)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """A private folder for the gate's socket."""
+        folder = None if self.directory is None else self.directory.resolve() / ".gate"
+        if folder is None or len(str(folder)) > LONGEST_FOLDER:
+            folder = Path(tempfile.mkdtemp(prefix="veldt-"))
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class LocalNodes:
@@ -78,16 +73,21 @@ class LocalNodes:
     live = True
 
     def __init__(self, supervisor: Supervisor) -> None:
-        self.supervisor = supervisor
+        self.supervisor, self._answers = supervisor, supervisor.answers
         self.holding = False
+        self._kept = [child.name for child in supervisor.children.values() if child.keeps]
         self._kept_at = time.monotonic()
         self.paused = 0.0  # seconds that the learner stopped for its state to be copied
         self._loaded: dict[str, dict[str, Any]] = {}
+        self._asked = 0  # orders ever given
 
     def step(self) -> None:
+        """Also copies, now and then, the state that a killed learner restarts from: checkpoints may be hours apart."""
         self.supervisor.board.hold = self.holding
         self.supervisor.tick()
-        self._refresh()
+        if time.monotonic() - self._kept_at > KEEP_S:
+            self._kept_at = time.monotonic()
+            self._read(self.ask_once("state", self._kept, self._kept))
 
     def count(self, name: str) -> int:
         return sum(counters.get(name) for counters in self.supervisor.counters.values())
@@ -97,31 +97,12 @@ class LocalNodes:
         return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
 
     def resources(self) -> tuple[list[int], list[int]]:
-        supervisor = self.supervisor
-        pids = [each.pid for each in supervisor.zygotes.values()]
-        pids += [child.pid for child in supervisor.children.values()]
-        return [pid for pid in pids if pid], list(supervisor.descriptors.values())
+        pids = [each.pid for each in self.supervisor.zygotes.values()]
+        pids += [child.pid for child in self.supervisor.children.values() if child.pid]
+        return pids, list(self.supervisor.descriptors.values())
 
-    def _refresh(self) -> None:
-        """Copies, every `KEEP_S`, the state that a killed learner would restart from: checkpoints may be hours apart."""
-        if time.monotonic() - self._kept_at > KEEP_S:
-            self._kept_at = time.monotonic()
-            needed = self._kept_processes()
-            self._read(self.supervisor.orders.ask_once("state", needed, needed, {}))
-
-    def _kept_processes(self) -> list[str]:
-        return [name for name in self.supervisor.children if self.supervisor.keeps(name)]
-
-    def _read(self, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
-        """The states in these answers; those that a killed process would restart from are kept."""
-        out: dict[str, dict[str, Any]] = {}
-        for name, answer in answers.items():
-            if answer.fd is not None:
-                out |= read_state(answer.fd)
-                if self.supervisor.keeps(name):
-                    self.supervisor.children[name].counts = answer.counts
-        self._keep(out)
-        return out
+    def stop(self) -> None:
+        self.supervisor.board.stopping = True
 
     def cut(self) -> None:
         """Stops the workers after their current step; a running evaluation is cut short."""
@@ -132,68 +113,131 @@ class LocalNodes:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Has no state of a process that is being restarted, unless its state is kept: then it waits for that process."""
-        needed = self._kept_processes()
-        answers = self.supervisor.orders.ask_all("state", needed)
-        self.paused = max((answers[name].result for name in needed), default=0.0)
-        states = self._read(answers)
-        return states | self.supervisor.kept_counts.states() | array_state(self.supervisor.arrays)
-
-    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        supervisor = self.supervisor
-        parts = {
-            process: {node: state[node] for node in nodes if node in state}
-            for process, nodes in supervisor.plan.processes.items()
-        }
-        self._loaded = state
-        self._keep(state)
-        load_arrays(supervisor.arrays, state)
-        supervisor.kept_counts.forget()
-        supervisor.orders.ask_all("load", list(parts), parts)
-        for name, counters in supervisor.counters.items():
-            if name in state:
-                counters.load_state(state[name])
-
-    def _keep(self, state: dict[str, dict[str, Any]]) -> None:
-        """Keeps what a killed learner restarts from. Actors start fresh, and the blocks of stores are in shared memory."""
-        supervisor = self.supervisor
-        for process, nodes in supervisor.plan.processes.items():
-            if supervisor.keeps(process):
-                kept = {n: state[n] for n in nodes if n in state and f"arena {n}" not in supervisor.descriptors}
-                supervisor.recover |= kept
+        answers = self.ask_all("state", self._kept)
+        self.paused = max((answers[name].result for name in self._kept), default=0.0)
+        return self._read(answers) | self._counts() | array_state(self.supervisor.arrays)
 
     def snapshot(self) -> Snapshot:
         state = self.state()
         return Snapshot(state, self._stores(state), self.paused)
 
+    def _read(self, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
+        """The states in these answers; those that a killed process would restart from are kept."""
+        out: dict[str, dict[str, Any]] = {}
+        for name, answer in answers.items():
+            out |= answer.state
+            if name in self._kept:
+                counts = {rows: np.array(row)[COLUMNS] for rows, row in answer.counts.items()}
+                self.supervisor.children[name].counts = counts
+        self._keep(out)
+        return out
+
+    def _keep(self, state: dict[str, dict[str, Any]]) -> None:
+        """Keeps what a killed learner restarts from. Actors start fresh, and the blocks of stores are in shared memory."""
+        nodes = [node for name in self._kept for node in self.supervisor.children[name].nodes if node in state]
+        self.supervisor.recover |= {n: state[n] for n in nodes if f"arena {n}" not in self.supervisor.descriptors}
+
+    def _counts(self) -> dict[str, dict[str, Any]]:
+        """All counts: those that belong to a process's state as they were when that was taken."""
+        out: dict[str, dict[str, Any]] = {}
+        for name, counters in self.supervisor.counters.items():
+            out[name] = state = counters.state()
+            for child in self.supervisor.children.values():
+                now = self.supervisor.rows[name].table[child.index, COLUMNS]
+                for count, change in zip(OF_STATE, child.counts.get(name, now) - now, strict=True):
+                    state["counts"][count] += int(change)
+        return out
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        supervisor = self.supervisor
+        self._loaded = state
+        self._keep(state)
+        load_arrays(supervisor.arrays, state)
+        for name in supervisor.counters:  # those that belong to a process's state start anew
+            supervisor.rows[name].table[:, COLUMNS] = 0
+        parts = {}
+        for child in supervisor.children.values():
+            child.counts = {}
+            parts[child.name] = {node: state[node] for node in child.nodes if node in state}
+        self.ask_all("load", list(parts), parts)
+        for name, counters in supervisor.counters.items():
+            if name in state:
+                counters.load_state(state[name])
+
     def stores(self) -> dict[str, Any]:
         return self._stores(self._loaded)
 
     def _stores(self, state: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        names = [name.removeprefix("arena ") for name in self.supervisor.descriptors if name.startswith("arena ")]
-        return {name: MappedStore(self.supervisor, name, state[name]) for name in names if name in state}
+        """The blocks of stores in other processes, read and written in shared memory. `state` is that of the stores, or the
+        one that they are about to load."""
+        out: dict[str, Any] = {}
+        for name, node in self.supervisor.plan.nodes.items():
+            if name not in state or not node.has(BLOCK_MEMORY):
+                continue
+            arena = Arena(self.supervisor.descriptors[f"blocks {name}"])
+            out[name] = node.node_class.map_blocks((node.args, node.kwargs), arena, state[name])  # type: ignore[attr-defined]
+            out[name].drop_blocks = functools.partial(self._drop_blocks, name)
+        return out
 
-    def stop(self) -> None:
-        self.supervisor.board.stopping = True
+    def _drop_blocks(self, name: str, first: int, stop: int) -> int:
+        number = self.give(self.supervisor.plan.home(name), "drop_blocks", name, (first, stop))
+        if number is None or not self.supervisor.wait(lambda: number in self._answers, ANSWER_S, "drop_blocks"):
+            raise ProcessFailed(f"{name} does not answer")
+        return int(self._answers.pop(number).result)
+
+    # Orders to processes, and their answers.
+
+    def give(self, name: str, what: str, node: str = "", args: tuple[Any, ...] = (), state: Any = None) -> int | None:
+        """The number under which the answer will come; None: the process is not there at the moment."""
+        child = self.supervisor.children[name]
+        if child.socket is None or not child.ready:
+            return None
+        self._asked += 1
+        fds = [] if state is None else [write_state(state)]
+        data = json.dumps({"number": self._asked, "do": what, "node": node, "args": args}).encode()
+        try:
+            socket.send_fds(child.socket, [data], fds)
+        except OSError:
+            return None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self.supervisor.expected.add(self._asked)
+        child.row[ORDERS] += 1
+        self.supervisor.board.bell(child.index).ring()
+        return self._asked
+
+    def ask_all(self, what: str, needed: Collection[str], states: dict[str, Any] | None = None) -> dict[str, Answer]:
+        """The answers by process. A needed process that is down, or dies meanwhile, is asked again after its restart."""
+        supervisor = self.supervisor
+        answers = self.ask_once(what, supervisor.children, needed, states)
+        deadline = time.monotonic() + ANSWER_S + supervisor.step_timeout
+        while missing := [name for name in needed if name not in answers]:
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{', '.join(missing)} did not answer ({what})")
+            supervisor.tick(0.005)
+            if all(supervisor.children[name].ready for name in missing):
+                answers |= self.ask_once(what, missing, needed, states)
+        return answers
+
+    def ask_once(
+        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any] | None = None
+    ) -> dict[str, Answer]:
+        children, wait = self.supervisor.children, self.supervisor.wait
+        given = {name: self.give(name, what, state=(states or {}).get(name)) for name in names}
+        numbers = {name: number for name, number in given.items() if number is not None}
+        incarnations = {name: children[name].incarnation for name in numbers}
+
+        def settled(names: Collection[str]) -> bool:
+            return all(numbers[x] in self._answers or children[x].incarnation != incarnations[x] for x in names)
+
+        wait(lambda: settled([name for name in numbers if name in needed]), ANSWER_S, what)
+        wait(lambda: settled(numbers), OTHERS_S, what)
+        self.supervisor.expected -= set(numbers.values())
+        return {name: self._answers.pop(number) for name, number in numbers.items() if number in self._answers}
 
 
-class MappedStore:
-    """The blocks of a store in another process, read and written in shared memory."""
-
-    def __init__(self, supervisor: Supervisor, name: str, state: dict[str, Any]) -> None:
-        """`state` is that of the store, or the one it is about to load."""
-        node, arena = supervisor.plan.nodes[name], Arena(supervisor.descriptors[f"blocks {name}"])
-        mapped = node.node_class.map_blocks((node.args, node.kwargs), arena, state)  # type: ignore[attr-defined]
-        self.schema, self.oldest, self.next = mapped.schema, mapped.oldest, mapped.next
-        self.blocks, self.load_blocks = mapped.blocks, mapped.load_blocks
-        self._supervisor, self._name = supervisor, name
-
-    def drop_blocks(self, first: int, stop: int) -> int:
-        home = self._supervisor.plan.home(self._name)
-        return int(self._supervisor.orders.call(home, "drop_blocks", self._name, (first, stop)))
-
-
-@dataclass
-class Snapshot:
+class Snapshot(NamedTuple):
     """The state of all nodes at one moment; blocks are read from shared memory while the stores run."""
 
     nodes: dict[str, dict[str, Any]]

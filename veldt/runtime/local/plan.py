@@ -25,8 +25,6 @@ from veldt.program import BLOCK_MEMORY, CELL, ROWS, ArraySpec, Node, Program, Re
 from veldt.records.tree import Tree
 
 GATE = "gate"  # the process that serves actors that share no memory with the run
-
-
 STREAM_BYTES = 1 << 20  # of a stream's ring, for each message that may wait in it
 
 
@@ -46,22 +44,30 @@ class Messages(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GatePlan:
-    """Where the gate (`runtime.grpc.gate`) listens, and whom it serves."""
+class Gate:
+    """gRPC, for actors that share no memory with the run: its own, if `own`, and those that join (`experiment.joined`)."""
 
-    socket: str  # a path
-    assignments: dict[str, dict[str, Any]] = field(default_factory=dict)  # seat -> what an actor that joins has to build
+    own: bool = True
+    assignments: tuple[dict[str, Any], ...] = ()  # what an actor that joins has to build; one for each seat
     listen: str = ""  # HOST:PORT for actors that join
     token: str = ""
     certificate: bytes = b""
     key: bytes = b""
     compress: bool = False
     own_listen: bool = False  # the run's own actors connect there too, as from another machine
-    # Filled in by make_plan:
-    messages: dict[str, Messages] = field(default_factory=dict)  # by node
-    seats: list[str] = field(default_factory=list)  # processes of the run, and names for actors that may join
-    cells: dict[str, list[str]] = field(default_factory=dict)  # seat -> the cells that it may read
-    rows: dict[str, str] = field(default_factory=dict)  # seat -> the name of the rows with its counts
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """What the gate (`runtime.grpc.gate`) serves to whom."""
+
+    gate: Gate
+    socket: str  # a path
+    messages: dict[str, Messages]  # by node
+    seats: list[str]  # processes of the run, and names for actors that may join, which come last
+    assignments: dict[str, dict[str, Any]]  # by seat
+    cells: dict[str, list[str]]  # seat -> the cells that it may read
+    rows: dict[str, str]  # seat -> the name of the rows with its counts
 
 
 @dataclass
@@ -73,36 +79,39 @@ class Plan:
     shared: list[str]  # nodes that every process builds for itself
     channels: list[Channel]
     ports: dict[str, dict[str, Port]]  # of the nodes that are called from other processes
-    arrays: dict[str, ArraySpec] = field(default_factory=dict)
-    queue: int = 16  # messages that may wait in a stream; a checkpoint does not contain them
-    threads: dict[str, int] = field(default_factory=dict)  # process -> threads for tensor operations
-    light: list[str] = field(default_factory=list)  # processes without torch
-    roles: dict[str, str] = field(default_factory=dict)  # process -> the role of the node it is named after
-    functions: dict[str, bytes] = field(default_factory=dict)  # pickled functions that cannot be imported
-    envs: dict[str, Any] = field(default_factory=dict)  # Gymnasium ids that the user registered
+    arrays: dict[str, ArraySpec]
+    queue: int  # messages that may wait in a stream; a checkpoint does not contain them
+    light: list[str]  # processes without torch
+    functions: dict[str, bytes]  # pickled functions that cannot be imported
+    envs: dict[str, Any]  # Gymnasium ids that the user registered
     constants: dict[str, Any] = field(default_factory=dict)  # of nodes for which this process has proxies
     gate: GatePlan | None = None
 
+    @property
+    def seats(self) -> list[str]:
+        return [] if self.gate is None else self.gate.seats
+
     def row(self, name: str) -> int:
         """The row on the board of a process or of a seat at the gate; row 0 is the supervisor's."""
-        if name in self.processes:
-            return 1 + list(self.processes).index(name)
-        return 1 + len(self.processes) + self.seats.index(name)
+        return 1 + [*self.processes, *self.seats].index(name)
 
     @property
     def rows(self) -> int:
         return 1 + len(self.processes) + len(self.seats)
-
-    @property
-    def seats(self) -> list[str]:
-        """Seats at the gate; those for actors that join come last."""
-        return [] if self.gate is None else self.gate.seats
 
     def home(self, node: str) -> str:
         return next(process for process, nodes in self.processes.items() if node in nodes)
 
     def callers(self, node: str) -> list[str]:
         return [channel.process for channel in self.channels if channel.node == node]
+
+    def is_called(self, process: str) -> bool:
+        return any(self.callers(node) for node in self.processes[process])
+
+    def keeps(self, process: str) -> bool:
+        """Whether its state is kept for a restart: a node asks for that, other processes call it, or it has blocks."""
+        nodes = [self.nodes[name] for name in self.processes[process]]
+        return self.is_called(process) or any(node.keep or node.has(BLOCK_MEMORY) for node in nodes)
 
     def needs(self, process: str) -> list[str]:
         """The shared nodes that a process builds for its nodes."""
@@ -124,7 +133,9 @@ class Plan:
         for node_name, ports in self.ports.items():
             names += [f"cell {node_name}.{port.name}" for port in ports.values() if port.kind == LATEST]
         for channel in self.channels:
-            names += rings(channel, self.ports[channel.node])
+            called = {port.with_calls for port in self.ports[channel.node].values() if port.kind != LATEST}
+            names += [stream_ring(channel)] if False in called else []
+            names += call_rings(channel) if True in called else []
         return names + (["gate seats"] if self.gate is not None else [])
 
     def save(self, fd: int) -> None:
@@ -159,67 +170,62 @@ def call_rings(channel: Channel) -> tuple[str, str]:
     return f"{channel.process}?{channel.node}", f"{channel.process}!{channel.node}"
 
 
-def streams(ports: dict[str, Port]) -> list[Port]:
-    return [port for port in ports.values() if port.kind != LATEST and not port.with_calls]
-
-
-def calls(ports: dict[str, Port]) -> list[Port]:
-    return [port for port in ports.values() if port.with_calls]
-
-
-def rings(channel: Channel, ports: dict[str, Port]) -> list[str]:
-    """The names of the rings of a channel."""
-    return [*([stream_ring(channel)] if streams(ports) else []), *(call_rings(channel) if calls(ports) else ())]
-
-
-def make_plan(program: Program, queue: int = 16, gate: GatePlan | None = None, own: bool = True) -> Plan:
-    """`own`: the run's own actors use the gate too, if their nodes are marked `elsewhere`."""
+def make_plan(program: Program, queue: int = 16, gate: Gate | None = None, socket: str = "") -> Plan:
+    """`socket` is the path at which the gate serves the run's own actors."""
     nodes = program.nodes
     shared = [name for name, node in nodes.items() if node.everywhere]
     groups: dict[str, list[str]] = {}
     for name in nodes:
+        root = name
+        while (on := nodes[root].on) is not None:
+            root = on
         if name not in shared:
-            groups.setdefault(_root(nodes, name), []).append(name)
-    first = {_named_after(nodes, group): group for group in groups.values()}
-    processes: dict[str, list[str]] = ({} if gate is None else {GATE: []}) | first
+            groups.setdefault(root, []).append(name)
+    processes: dict[str, list[str]] = {} if gate is None else {GATE: []}
+    for group in groups.values():  # a process is named after its first worker
+        processes[next((name for name in group if nodes[name].is_worker), group[0])] = group
     channels = _channels(nodes, processes, shared)
-    roles = {process: nodes[process].role if process in nodes else process for process in processes}
-    threads = {process: max((nodes[name].threads for name in group), default=1) for process, group in processes.items()}
-    light = [process for process, group in processes.items() if all(nodes[name].light for name in group)]
-    ports = {channel.node: nodes[channel.node].ports for channel in channels}
-    if gate is not None:
-        outside = [process for process, group in processes.items() if any(nodes[name].elsewhere for name in group)]
-        joining = list(gate.assignments)
-        if not outside:
-            raise UserError("No node of this program may be elsewhere: add one with elsewhere=True, or use no gRPC.")
-        channels += [Channel(seat, node) for seat in joining for process, node in channels if process == outside[0]]
-        reached = dict.fromkeys(node for process, node in channels if process in (*outside, *joining))
-        messages = {node: messages_of(nodes[node]) for node in reached}
-        gate = replace(gate, seats=[*(outside if own else []), *joining], messages=messages)
-    functions = portable(callables.local())
-    rest = (program.arrays, queue, threads, light, roles, functions, _registered())
-    plan = Plan(nodes, processes, shared, channels, ports, *rest, gate=gate)
-    return plan if gate is None else replace(plan, gate=_with_values(plan, gate))
+    plan = Plan(
+        nodes,
+        processes,
+        shared,
+        channels,
+        ports={channel.node: nodes[channel.node].ports for channel in channels},
+        arrays=program.arrays,
+        queue=queue,
+        light=[name for name, group in processes.items() if all(nodes[node].light for node in group)],
+        functions=portable(callables.local()),
+        envs=_registered(),
+    )
+    return plan if gate is None else _with_gate(plan, gate, socket)
 
 
-def _with_values(plan: Plan, gate: GatePlan) -> GatePlan:
-    """Adds the cells and rows of each seat; actors that join get the same as the run's own."""
-    outside = [name for name in plan.processes if any(plan.nodes[node].elsewhere for node in plan.processes[name])]
+def _with_gate(plan: Plan, gate: Gate, socket: str) -> Plan:
+    """Adds seats. Those for actors that join have the channels, cells and rows of the run's own."""
+    outside = [name for name, group in plan.processes.items() if any(plan.nodes[node].elsewhere for node in group)]
+    if not outside:
+        raise UserError("No node of this program may be elsewhere: add one with elsewhere=True, or use no gRPC.")
+    joining = {f"seat/{i}": assignment for i, assignment in enumerate(gate.assignments)}
+    seats = [*(outside if gate.own else []), *joining]
+    channels = list(plan.channels)
+    channels += [Channel(seat, node) for seat in joining for process, node in plan.channels if process == outside[0]]
+    messages = {node: messages_of(plan.nodes[node]) for node in {c.node for c in channels if c.process in seats}}
     cells, rows = {}, {}
-    for seat in gate.seats:
+    for seat in seats:
+        reached = [channel.node for channel in channels if channel.process == seat]
         shared = plan.needs(seat if seat in plan.processes else outside[0])
-        reached = [channel.node for channel in plan.channels if channel.process == seat]
         cells[seat] = [f"cell {name}" for name in shared if plan.nodes[name].has(CELL)]
         cells[seat] += [f"cell {n}.{p.name}" for n in reached for p in plan.ports[n].values() if p.kind == LATEST]
         counted = [name for name in shared if issubclass(plan.nodes[name].node_class, Counters)]
         if len(counted) != 1:
             raise UserError(f"{seat} is reached over gRPC and needs one node of Counters; it has {len(counted)}.")
         rows[seat] = f"rows {counted[0]}"
-    return replace(gate, cells=cells, rows=rows)
+    planned = GatePlan(gate, socket, messages, seats, joining, cells, rows)
+    return replace(plan, channels=channels, gate=planned)
 
 
 def _channels(nodes: dict[str, Node], processes: dict[str, list[str]], shared: list[str]) -> list[Channel]:
-    channels: list[Channel] = []
+    channels: dict[Channel, None] = {}
     for process, group in processes.items():
         for name in group:
             for ref in walk((nodes[name].args, nodes[name].kwargs), Ref):
@@ -230,9 +236,8 @@ def _channels(nodes: dict[str, Node], processes: dict[str, list[str]], shared: l
                         f"{name} needs {ref.name}, which has no ports and can be used in one process only: add it with "
                         f"on={ref.name}."
                     )
-                if Channel(process, ref.name) not in channels:
-                    channels.append(Channel(process, ref.name))
-    return channels
+                channels[Channel(process, ref.name)] = None
+    return list(channels)
 
 
 def messages_of(node: Node) -> Messages:
@@ -278,14 +283,3 @@ def _registered() -> dict[str, Any]:
                 entry.entry_point = getattr(sys.modules["__main__"], attribute, where)
         found[name] = entry
     return found
-
-
-def _root(nodes: dict[str, Node], name: str) -> str:
-    while (on := nodes[name].on) is not None:
-        name = on
-    return name
-
-
-def _named_after(nodes: dict[str, Node], group: list[str]) -> str:
-    """The name of a process: that of its first worker."""
-    return next((name for name in group if nodes[name].is_worker), group[0])

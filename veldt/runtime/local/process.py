@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import functools
 import gc
 import importlib
 import json
@@ -21,20 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from setproctitle import setproctitle
 
-from veldt.errors import Diverged, EnvError, UserError
+from veldt.errors import Diverged, UserError
 from veldt.metrics import merge
 from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node
-from veldt.runtime.host import Host
+from veldt.runtime.base import Host
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
-from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, Plan, call_rings, calls, stream_ring, streams
-from veldt.runtime.local.state import read_state, write_state
+from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, GatePlan, Plan, call_rings, stream_ring
 from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
-from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.bell import Bell, Waker
-from veldt.runtime.shm.latest import Latest
+from veldt.runtime.shm.memory import Arena, Bell, Latest, read_state, write_state
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.seeds import derive
 
@@ -74,10 +70,9 @@ def run(name: str, order: dict[str, Any], descriptors: dict[str, int], fds: list
 
 
 def _report_error(connection: socket.socket, error: BaseException) -> None:
-    kinds: dict[type[BaseException], str] = {UserError: "user", Diverged: "diverged", EnvError: "env"}
-    kind = kinds.get(type(error), "error")
-    text = traceback.format_exc()
-    message = {"error": kind, "text": str(error)[:4_000], "type": type(error).__name__, "traceback": text[-16_000:]}
+    kinds: dict[type[BaseException], str] = {UserError: "user", Diverged: "diverged"}
+    message = {"error": kinds.get(type(error), ""), "text": str(error)[:4_000], "type": type(error).__name__}
+    message["traceback"] = traceback.format_exc()[-16_000:]
     connection.settimeout(1.0)
     with contextlib.suppress(OSError):
         connection.send(json.dumps(message, ensure_ascii=False).encode(errors="replace"))
@@ -104,20 +99,21 @@ class Process:
         if name not in self.plan.light:
             import torch
 
-            torch.set_num_threads(self.plan.threads.get(name, 1))
+            torch.set_num_threads(max(self.plan.nodes[node].threads for node in self.plan.processes[name]))
             torch.manual_seed(seed)
         self.incarnation = order["incarnation"]
         self.rows: dict[str, SharedRows] = {}  # by node
         self._streams: list[Writer] = []
-        self.gate = self._make_gate() if name == GATE else None
-        self.link = self._make_link() if name in self.plan.seats else None
+        gate = self.plan.gate
+        self.gate = self._make_gate(gate) if gate is not None and name == GATE else None
+        self.link = self._make_link(gate) if gate is not None and name in gate.seats else None
         self.proxies = {channel.node: self._proxy(channel) for channel in self.plan.channels if channel.process == name}
-        known: dict[str, Any] = dict(self.proxies)
-        arrays = {key: Arena(self._fd(f"array {key}")).zeros(*spec) for key, spec in self.plan.arrays.items()}
-        given = functools.partial(self._given, known, arrays)
+        self.known: dict[str, Any] = dict(self.proxies)  # and nodes that are built here
+        self.arrays = {key: Arena(descriptors[f"array {key}"]).zeros(*spec) for key, spec in self.plan.arrays.items()}
         for shared in self.plan.needs(name):
-            known[shared] = given(self.plan.nodes[shared]).build(self.plan.nodes[shared])
-        self.host = Host([self.plan.nodes[node] for node in self.plan.processes[name]], known, given)
+            node = self.plan.nodes[shared]
+            self.known[shared] = self._given(node).build(node)
+        self.host = Host([self.plan.nodes[node] for node in self.plan.processes[name]], self.known, self._given)
         self.services = [service for node in self.host.objects for service in self._services(node)]
         self.waited = 0.0
         self.since, self.cpu = time.perf_counter(), time.process_time()
@@ -195,97 +191,84 @@ class Process:
 
     # Arguments of the nodes.
 
-    def _fd(self, name: str) -> int:
-        return self.descriptors[name]
-
-    def _given(self, known: dict[str, Any], arrays: dict[str, Any], node: Node) -> Given:
+    def _given(self, node: Node) -> Given:
         own: dict[Any, Any] = {INCARNATION: self.incarnation}
         if node.has(BLOCK_MEMORY):
-            own[BLOCK_MEMORY] = Arena(self._fd(f"arena {node.name}"), self._fd(f"blocks {node.name}"))
+            own[BLOCK_MEMORY] = Arena(self.descriptors[f"arena {node.name}"], self.descriptors[f"blocks {node.name}"])
         if node.has(CELL):
             own[CELL] = self._cell(f"cell {node.name}")
         if node.has(ROWS):
-            own[ROWS] = self.rows[node.name] = SharedRows(self._fd(f"rows {node.name}"), self.board, self.index)
-        return Given(known, arrays, {placeholder.what: x for placeholder, x in own.items()})
+            rows = self.rows[node.name] = SharedRows(self.descriptors[f"rows {node.name}"], self.board, self.index)
+            own[ROWS] = rows
+        return Given(self.known, self.arrays, {placeholder.what: x for placeholder, x in own.items()})
 
     def _cell(self, name: str) -> Any:
-        return Latest(self._fd(name)) if self.link is None else self.link.session.cells[name]
+        return Latest(self.descriptors[name]) if self.link is None else self.link.session.cells[name]
 
     def _proxy(self, channel: Channel) -> Proxy:
-        return Proxy(self.plan.ports[channel.node], self._ends(channel), self.plan.constants[channel.node])
+        node, ports = channel.node, self.plan.ports[channel.node]
+        cells = {port.name: self._cell(f"cell {node}.{port.name}") for port in ports.values() if port.kind == LATEST}
+        ends = self._ends(channel, cells) if self.link is None else self.link.session.ends(node, cells)
+        return Proxy(ports, ends, self.plan.constants[node])
 
-    def _ends(self, channel: Channel) -> CallerEnds:
-        """This process's ends of a channel."""
-        ports = self.plan.ports[channel.node]
-        cells = {p.name: self._cell(f"cell {channel.node}.{p.name}") for p in ports.values() if p.kind == LATEST}
-        if self.link is not None:
-            ends: CallerEnds = self.link.session.ends(channel.node, cells)
-            return ends
+    def _ends(self, channel: Channel, cells: dict[str, Any]) -> CallerEnds:
+        """This process's ends of a channel in shared memory."""
         stream = requests = replies = None
-        if streams(ports):
+        if stream_ring(channel) in self.descriptors:
             # The node's process is woken once for all messages of a step: each ring may preempt another process.
             stream = self._stream_writer(channel, later=True)
             self._streams.append(stream)
-        if calls(ports):
-            requests, replies = self._call_writer(channel), Reader(self._fd(call_rings(channel)[1]))
+        if call_rings(channel)[1] in self.descriptors:
+            requests, replies = self._call_writer(channel), Reader(self.descriptors[call_rings(channel)[1]])
         return CallerEnds(stream, requests, replies, cells)
 
     def _stream_writer(self, channel: Channel, later: bool = False) -> Writer:
         bell, queue = self.board.bell(self.plan.row(self.plan.home(channel.node))), self.plan.queue
-        return Writer(self._fd(stream_ring(channel)), bell, queue * STREAM_BYTES, queue, later)
+        return Writer(self.descriptors[stream_ring(channel)], bell, queue * STREAM_BYTES, queue, later)
 
     def _call_writer(self, channel: Channel) -> Writer:
         bell = self.board.bell(self.plan.row(self.plan.home(channel.node)))
-        return Writer(self._fd(call_rings(channel)[0]), bell, max_slots=CALL_SLOTS)
+        return Writer(self.descriptors[call_rings(channel)[0]], bell, max_slots=CALL_SLOTS)
 
     def _services(self, node: str) -> list[Any]:
         """The services of a node for the processes that have a channel to it."""
-        callers = self.plan.callers(node)
-        if not callers:
-            return []
-        ports, thing = self.plan.ports[node], self.host.objects[node]
-        found: list[Any] = []
-        if streams(ports):
-            # The writer of a full ring is woken when there is room.
-            inboxes = [Reader(self._fd(stream_ring(Channel(c, node))), self._bell_of(c)) for c in callers]
-            found.append(StreamService(thing, ports, inboxes))
-        if calls(ports):
-            ends = []
-            for caller in callers:
-                requests, replies = (self._fd(ring) for ring in call_rings(Channel(caller, node)))
-                # A caller is woken once for several replies: the service rings when all are written.
-                ends.append(ServiceEnds(Reader(requests), Writer(replies, self._bell_of(caller), later=True)))
-            found.append(CallService(thing, ports, ends))
-        cells = {p.name: Latest(self._fd(f"cell {node}.{p.name}")) for p in ports.values() if p.kind == LATEST}
-        return [*found, *([LatestService(thing, ports, cells)] if cells else [])]
-
-    def _bell_of(self, process: str) -> Waker:
-        """The bell of a caller; an actor with a seat at the gate is woken through the gate."""
-        return self._gate_bell() if process in self.plan.seats else self.board.bell(self.plan.row(process))
+        ports, thing, fds = self.plan.ports.get(node, {}), self.host.objects[node], self.descriptors
+        inboxes, ends = [], []
+        for caller in self.plan.callers(node):
+            # An actor with a seat at the gate is woken through the gate.
+            bell = self._gate_bell() if caller in self.plan.seats else self.board.bell(self.plan.row(caller))
+            stream, (requests, replies) = stream_ring(Channel(caller, node)), call_rings(Channel(caller, node))
+            if stream in fds:  # the writer of a full ring is woken when there is room
+                inboxes.append(Reader(fds[stream], bell))
+            if requests in fds:  # a caller is woken once for several replies: the service rings when all are written
+                ends.append(ServiceEnds(Reader(fds[requests]), Writer(fds[replies], bell, later=True)))
+        cells = {p.name: Latest(fds[f"cell {node}.{p.name}"]) for p in ports.values() if p.kind == LATEST}
+        found: list[Any] = [StreamService(thing, ports, inboxes)] if inboxes else []
+        found += [CallService(thing, ports, ends)] if ends else []
+        return found + ([LatestService(thing, ports, cells)] if cells else [])
 
     def _gate_bell(self) -> EventBell:
         from veldt.runtime.grpc.seats import EventBell
 
-        return EventBell(self.board.memory, ROW * self.plan.row(GATE), self._fd("gate bell"))
+        return EventBell(self.board.memory, ROW * self.plan.row(GATE), self.descriptors["gate bell"])
 
-    def _make_link(self) -> Any:
+    def _make_link(self, plan: GatePlan) -> Any:
         from veldt.runtime.grpc.link import Link
 
-        assert self.plan.gate is not None
-        address = self.plan.gate.listen if self.plan.gate.own_listen else f"unix:{self.plan.gate.socket}"
-        link = Link(address, self.plan.gate.token, seat=self.name, compress=self.plan.gate.compress)
+        address = plan.gate.listen if plan.gate.own_listen else f"unix:{plan.socket}"
+        link = Link(address, plan.gate.token, seat=self.name, compress=plan.gate.compress)
         link.connect()
         return link
 
-    def _make_gate(self) -> Any:
+    def _make_gate(self, plan: GatePlan) -> Any:
         from veldt.runtime.grpc.connection import Door
         from veldt.runtime.grpc.gate import Gate
         from veldt.runtime.grpc.seats import make_seats
 
-        gate = self.plan.gate
-        assert gate is not None
+        gate, doors = plan.gate, [Door(f"unix:{plan.socket}")]
+        if gate.listen:
+            doors.append(Door(gate.listen, gate.certificate, gate.key))
         seats = make_seats(self.plan, self.board, self.descriptors, self._stream_writer, self._call_writer)
-        doors = [Door(f"unix:{gate.socket}"), *([Door(gate.listen, gate.certificate, gate.key)] if gate.listen else [])]
         made = Gate(seats, doors, self.board, self._gate_bell(), gate.token)
         made.start()
         for address in made.addresses[1:]:
@@ -324,7 +307,8 @@ class Process:
         served = [service.metrics() for service in self.services if isinstance(service, StreamService)]
         joined = [] if self.gate is None else [self.gate.metrics(), *self.gate.take_reports().values()]
         self.unsent |= merge([self.host.metrics(), *served, *joined], self.host.declarations)
-        role, elapsed = self.plan.roles[self.name], now - self.since
+        role = self.plan.nodes[self.name].role if self.name in self.plan.nodes else self.name
+        elapsed = now - self.since
         metrics = self.unsent | self.host.busy(elapsed)
         metrics |= {f"wait/{role}": self.waited / elapsed, f"cpu/{role}": (cpu - self.cpu) / elapsed}
         if self._report({"metrics": metrics, "seconds": elapsed}):

@@ -1,11 +1,5 @@
 """The supervisor starts the processes of a program, watches them, restarts them and ends them.
 
-    supervisor (the caller's process)
-      zygote                      has imported everything, and forks the others; a light one forks those without torch
-        learner                   store, learner          \\
-        actor/0 ... actor/n       policy, recorder, actor   > each with a row on the board, and streams between them
-        evaluator                 policy, evaluator       /
-
 Only the supervisor handles signals. A process that dies is restarted with a new incarnation; streams, weights and the
 store's blocks are in shared memory of the supervisor, so none is lost. That memory has no name on disk or in /dev/shm, and
 the kernel kills every process whose parent has died, so nothing is left behind, whichever process is killed.
@@ -22,26 +16,20 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from veldt.counters import Counters
+from veldt.counters import COLUMN, OF_STATE, Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
 from veldt.metrics import Reports, declared
 from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, SINCE, Board, SharedRows
-from veldt.runtime.local.children import Child, exit_reason
-from veldt.runtime.local.counts import KeptCounts
-from veldt.runtime.local.orders import Orders
 from veldt.runtime.local.plan import GatePlan, Plan
 from veldt.runtime.local.process import MESSAGE
-from veldt.runtime.local.state import write_state
-from veldt.runtime.local.watchdog import Watchdog
-from veldt.runtime.shm.arena import Arena
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.local.watchdog import Child, Watchdog, exit_reason
+from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory, read_state, write_state
 
 log = logging.getLogger("veldt")
 
@@ -52,26 +40,26 @@ MAX_FAILURES = 5  # in a row, without any work between them, before the run stop
 NICE = 10  # niceness of processes that serve no others
 HEALTHY = 100  # env steps or updates after which a failure counts as the first again
 LONG_LIFE_S = 120.0  # of running after which it does too (at least four times the longest step)
+COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the state of a process that is restarted
 
 
-@dataclass(frozen=True)
-class Options:
-    """`directory` gets processes.json. `step_timeout` is how long one step of a worker may take, in seconds."""
+class Answer(NamedTuple):
+    """What a process has answered to an order."""
 
-    directory: Path | None = None
-    step_timeout: float = 30.0
-    first_incarnation: int = 0  # higher than any in earlier sessions of this run
+    result: Any
+    counts: dict[str, list[int]]  # its rows of counts, with its state
+    state: dict[str, dict[str, Any]]  # by node
 
 
 class Supervisor:
-    def __init__(self, plan: Plan, options: Options) -> None:
-        self.plan, self.options = plan, options
+    def __init__(self, plan: Plan, directory: Path | None, step_timeout: float, first_incarnation: int) -> None:
+        self.plan, self.directory, self.step_timeout, self.first = plan, directory, step_timeout, first_incarnation
         self.reports = Reports(declared(plan.nodes.values()))
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
-        self.board: Any = None
         self.recover: dict[str, dict[str, Any]] = {}  # node -> the state that a restarted process loads
-        self.orders = Orders(self)
+        self.expected: set[int] = set()  # numbers of orders that are not answered yet
+        self.answers: dict[int, Answer] = {}
         self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the zygote of this kind
 
     def start(self) -> None:
@@ -88,17 +76,15 @@ class Supervisor:
             self._allocate_gate(plan.gate)
         self.board = Board(self.descriptors["board"], plan.rows)
         self.board.hold = True
-        counted = [name for name, node in plan.nodes.items() if node.has(ROWS)]
-        rows = {name: SharedRows(self.descriptors[f"rows {name}"], self.board, 0) for name in counted}
-        self.rows = rows
-        self.counters = {name: Counters(x) for name, x in rows.items() if issubclass(plan.nodes[name].node_class, Counters)}
+        counted = {name: node.node_class for name, node in plan.nodes.items() if node.has(ROWS)}
+        self.rows = {name: SharedRows(self.descriptors[f"rows {name}"], self.board, 0) for name in counted}
+        self.counters = {name: Counters(self.rows[name]) for name, kind in counted.items() if issubclass(kind, Counters)}
         self.arrays = {name: Arena(self.descriptors[f"array {name}"]).zeros(*spec) for name, spec in plan.arrays.items()}
         plan.save(self.descriptors["plan"])
-        for name in plan.processes:
-            self.children[name] = Child(name, self.board.row(plan.row(name)), self.options.first_incarnation)
-        self.kept_counts = KeptCounts(plan, self.children, self.counters, rows)
-        stacks = self.descriptors["stacks"]
-        self.watchdog = Watchdog(plan, self.children, self.board, stacks, self.options.step_timeout)
+        for name, nodes in plan.processes.items():
+            row, light, keeps = plan.row(name), name in plan.light, plan.keeps(name)
+            self.children[name] = Child(name, nodes, row, self.board.row(row), self.first, light, keeps)
+        self.watchdog = Watchdog(self.children, self.board, self.descriptors["stacks"], self.step_timeout)
         for light in sorted(self.zygotes, reverse=True):  # the light one is ready first
             try:
                 self._fork_all(light)
@@ -113,7 +99,7 @@ class Supervisor:
         self.descriptors["gate bell"] = EventBell.make()
         records = SharedMemory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))
         for i in range(len(gate.seats)):
-            records.words(8 * RECORD * i, RECORD)[INCARNATION] = self.options.first_incarnation
+            records.words(8 * RECORD * i, RECORD)[INCARNATION] = self.first
 
     def _fork_all(self, light: bool) -> None:
         """Forks all processes of a zygote, once it is ready."""
@@ -124,7 +110,7 @@ class Supervisor:
 
     def _children_of(self, light: bool) -> list[Child]:
         """The processes that the zygote of this kind forks."""
-        return [child for child in self.children.values() if (child.name in self.plan.light) == light]
+        return [child for child in self.children.values() if child.light == light]
 
     def _fork(self, child: Child) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -133,20 +119,26 @@ class Supervisor:
         child.began, child.work = time.monotonic(), self._work(child)
         child.row[DOING], child.row[SINCE] = BUILDING, time.monotonic_ns()
         # With more processes than cores, those that serve others, such as the learner, go first.
-        nice = 0 if self.keeps(child.name) else NICE
-        if child.restarts and self.keeps(child.name):
-            self.kept_counts.reset(child)
-        order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": nice}
+        order = {"incarnation": child.incarnation, "orders": child.row[ORDERS], "nice": 0 if child.keeps else NICE}
         fds = [theirs.fileno()]
-        state = {node: self.recover[node] for node in self.plan.processes[child.name] if node in self.recover}
-        if state and child.restarts:
-            fds.append(write_state(state))
+        if child.restarts:
+            self._reset_counts(child)
+            if state := {node: self.recover[node] for node in child.nodes if node in self.recover}:
+                fds.append(write_state(state))
         try:
-            self.zygotes[child.name in self.plan.light].fork(child.name, order, fds)
+            self.zygotes[child.light].fork(child.name, order, fds)
         finally:
             theirs.close()
             for fd in fds[1:]:
                 os.close(fd)
+
+    def _reset_counts(self, child: Child) -> None:
+        """A process is restarted from its kept state, or from none, and so are the counts that belong to that state. Other
+        counts, such as env steps, are of what has happened. Blocks in shared memory are as they were."""
+        nodes = [self.plan.nodes[name] for name in child.nodes]
+        loads = any(hasattr(node.node_class, "load_state") and not node.has(BLOCK_MEMORY) for node in nodes)
+        for name in self.counters if child.keeps and loads else ():
+            self.rows[name].table[child.index, COLUMNS] = child.counts.get(name, 0)
 
     def tick(self, seconds: float = TICK_S) -> None:
         """Waits for messages for this time at most, and handles them."""
@@ -156,8 +148,8 @@ class Supervisor:
                 self._receive(sockets[fd])
         for light in [*self.zygotes]:
             try:
-                for event in self.zygotes[light].events():
-                    self._handle_event(event, self._children_of(light))
+                for child, status in self._exits(light):
+                    self._reap(child, status)
                 for child in self._children_of(light):
                     if child.due and time.monotonic() >= child.due:
                         self._fork(child)
@@ -186,44 +178,44 @@ class Supervisor:
             except OSError:
                 data, fds = b"", []
             if not data:
-                child.socket.close()
-                child.socket = None
-                return
+                return child.close()
             message = json.loads(data)
             if "metrics" in message:
                 self.reports.add(child.name, message["metrics"], message["seconds"])
             elif "log" in message:
                 log.log(message["log"], "%s", message["text"])
             elif "answer" in message:
-                self.orders.take(message, fds)
+                number, state = message["answer"], read_state(fds[0]) if fds else {}
+                if number in self.expected:  # otherwise it came too late
+                    self.expected.remove(number)
+                    self.answers[number] = Answer(message.get("result"), message.get("counts", {}), state)
             elif "error" in message:
                 child.error = message
             elif "ready" in message:
                 child.ready, child.work = True, self._work(child)
                 self._write_processes()
 
-    def _handle_event(self, event: dict[str, Any], children: list[Child]) -> None:
-        """Handles an event of a zygote: a process was forked, or has exited."""
-        if "forked" in event:
-            self.children[event["forked"]].pid = event["pid"]
-            self._write_processes()
-        elif "exited" in event:
-            for child in children:
-                if child.pid == event["exited"]:
-                    self._receive(child)  # its last messages
-                    self._reap(child, event["status"])
+    def _zygote_fds(self) -> list[int]:
+        return [each.socket.fileno() for each in self.zygotes.values()]
+
+    def _exits(self, light: bool) -> Iterator[tuple[Child, int]]:
+        """The processes of a zygote that have exited, with their status. Those that it has forked get their pids."""
+        for event in self.zygotes[light].events():
+            for child in self._children_of(light):
+                if child.name == event.get("forked"):
+                    child.pid = event["pid"]
+                    self._write_processes()
+                elif child.pid and child.pid == event.get("exited"):
+                    child.pid = 0
+                    yield child, event["status"]
 
     def _reap(self, child: Child, status: int) -> None:
         """Schedules the restart of a process that has exited, or ends the run."""
-        child.pid = 0
-        if child.socket is not None:
-            child.socket.close()
-            child.socket = None
+        self._receive(child)  # its last messages
         error = child.error
         if error is not None:
             self._raise_if_final(child, error)
-        child.failures = 1 if self._was_healthy(child) else child.failures + 1
-        child.ready = False
+        self._note_end(child)
         why = child.killed or (f"{error['type']}: {error['text']}" if error else exit_reason(status))
         if child.failures >= MAX_FAILURES:
             message = f"{child.name} failed {MAX_FAILURES} times in a row without any work between: {why}"
@@ -232,41 +224,33 @@ class Supervisor:
         log.warning("%s ended (%s); restarting%s", child.name, why, f" in {wait:.1f} s" if wait else "")
         if error is not None:
             log.info("%s: %s", child.name, error["traceback"])
-        child.restarts += 1
-        child.incarnation += 1
         child.due = time.monotonic() + wait
         self._write_processes()
 
     def _raise_if_final(self, child: Child, error: dict[str, Any]) -> None:
-        """An error that a restart cannot fix ends the run."""
+        """An error that a restart cannot fix ends the run. So does any in a process that the others rely on, since it would
+        repeat: they call its nodes, or it alone has a state that is kept. One of several learners is restarted."""
         if error["error"] == "user" and (child.ready or not child.restarts):  # if it worked before, it may work again
             raise UserError(error["text"])
         if error["error"] == "diverged":
             raise Diverged(error["text"])
-        if self.serves(child.name):
+        if self.plan.is_called(child.name) or [x for x in self.children.values() if x.keeps] == [child]:
             raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
 
-    def serves(self, process: str) -> bool:
-        """Whether the others rely on it: they call its nodes, or it alone has a state that is kept. An error in such a
-        process would repeat, and ends the run. One of several learners is restarted."""
-        called = any(channel.node in self.plan.processes[process] for channel in self.plan.channels)
-        return called or [name for name in self.plan.processes if self.keeps(name)] == [process]
-
-    def keeps(self, process: str) -> bool:
-        """Whether its state is kept for a restart: a node asks for that, other processes call it, or it has blocks."""
-        names = self.plan.processes[process]
-        marked = any(self.plan.nodes[name].keep or self.plan.nodes[name].has(BLOCK_MEMORY) for name in names)
-        return marked or any(channel.node in names for channel in self.plan.channels)
-
-    def _was_healthy(self, child: Child) -> bool:
-        """Whether it worked before it failed. A process that counts nothing is healthy if it ran for a long time."""
-        long = max(LONG_LIFE_S, 4 * self.options.step_timeout)
-        return child.ready and (self._work(child) - child.work >= HEALTHY or time.monotonic() - child.began > long)
+    def _note_end(self, child: Child) -> None:
+        """A failure is the first in a row if the process worked before. One that counts nothing did if it ran for long."""
+        child.close()
+        long = time.monotonic() - child.began > max(LONG_LIFE_S, 4 * self.step_timeout)
+        healthy = child.ready and (long or self._work(child) - child.work >= HEALTHY)
+        child.failures = 1 if healthy else child.failures + 1
+        child.ready, child.pid = False, 0
+        child.restarts += 1
+        child.incarnation += 1
 
     def _work(self, child: Child) -> int:
-        if not any(self.plan.nodes[name].is_worker for name in self.plan.processes[child.name]):
+        if not any(self.plan.nodes[name].is_worker for name in child.nodes):
             return self.work()  # a service counts nothing itself: its callers do
-        return sum(int(rows.table[self.plan.row(child.name)].sum()) for rows in self.rows.values())
+        return sum(int(rows.table[child.index].sum()) for rows in self.rows.values())
 
     def work(self) -> int:
         """The sum of all counts of all processes."""
@@ -279,13 +263,7 @@ class Supervisor:
             log.error("%s; restarting %s processes", str(error), which)
             self.zygotes.pop(light).close()
             for child in self._children_of(light):
-                if child.socket is not None:
-                    child.socket.close()
-                    child.socket = None
-                child.failures = 1 if self._was_healthy(child) else child.failures + 1
-                child.ready, child.pid = False, 0
-                child.restarts += 1
-                child.incarnation += 1
+                self._note_end(child)
                 if child.failures >= MAX_FAILURES:
                     raise ProcessFailed(f"{which} processes ended {MAX_FAILURES} times without any work between: {error}")
             self.zygotes[light] = zygote.take(light)
@@ -294,72 +272,58 @@ class Supervisor:
             except zygote.ZygoteDied as again:
                 error = again
 
-    def _zygote_fds(self) -> list[int]:
-        return [each.socket.fileno() for each in self.zygotes.values()]
-
     def _write_processes(self) -> None:
-        if self.options.directory is None:
+        if self.directory is None:
             return
-        table = {
-            child.name: {"pid": child.pid, "restarts": child.restarts, "nodes": self.plan.processes[child.name]}
-            for child in self.children.values()
-        }
-        aside = self.options.directory / ".aside-processes.json"
+        table: dict[str, Any] = {"supervisor": {"pid": os.getpid()}}
+        table |= {each.name: {"pid": each.pid} for each in self.zygotes.values()}
+        for child in self.children.values():
+            table[child.name] = {"pid": child.pid, "restarts": child.restarts, "nodes": child.nodes}
+        aside = self.directory / ".aside-processes.json"
         with contextlib.suppress(OSError):
-            zygotes = {each.name: {"pid": each.pid} for each in self.zygotes.values()}
-            whole = {"supervisor": {"pid": os.getpid()}, **zygotes, **table}
-            aside.write_text(json.dumps(whole, indent=1) + "\n")
-            os.replace(aside, self.options.directory / "processes.json")
+            aside.write_text(json.dumps(table, indent=1) + "\n")
+            os.replace(aside, self.directory / "processes.json")
 
     def stop(self) -> None:
         """Ends all processes and releases all resources."""
         try:
-            if self.board is not None:
+            if self.children:
                 self._end_processes()
         finally:
             while self.zygotes:
                 self.zygotes.popitem()[1].close()
             for child in self.children.values():
-                if child.socket is not None:
-                    child.socket.close()
-                    child.socket = None
-            self.orders.close()
+                child.close()
             for fd in self.descriptors.values():
                 os.close(fd)
             self.descriptors = {}
-            if self.options.directory is not None:
-                (self.options.directory / "processes.json").unlink(missing_ok=True)
+            if self.directory is not None:
+                (self.directory / "processes.json").unlink(missing_ok=True)
 
     def _end_processes(self) -> None:
         """Asks all processes to exit, and kills those that do not in time. The zygotes reap them."""
         self.board.quit = True
         for row in range(1, self.board.rows):
             self.board.bell(row).ring()
-        for seconds, last in ((STOP_S, False), (1.0, True)):
-            deadline = time.monotonic() + seconds
-            with contextlib.suppress(OSError):
-                while self._any_running() and time.monotonic() < deadline:
-                    zygote.readable(self._zygote_fds(), 0.01)
-            for child in self.children.values():
-                if child.pid and not last:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(child.pid, signal.SIGKILL)
+        self._wait_for_end(STOP_S)
+        for child in self.children.values():
+            if child.pid:
+                child.signal(signal.SIGKILL)
+        self._wait_for_end(1.0)
+
+    def _wait_for_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(OSError):
+            while self._any_running() and time.monotonic() < deadline:
+                zygote.readable(self._zygote_fds(), 0.01)
 
     def _any_running(self) -> bool:
-        """Whether any process is still running."""
         for light in [*self.zygotes]:
-            children = self._children_of(light)
             try:
-                events = self.zygotes[light].events()
-            except zygote.ZygoteDied:  # and all its children
+                gone = [child for child, _ in self._exits(light)]
+            except zygote.ZygoteDied:
                 self.zygotes.pop(light).close()
-                events = []
-                for child in children:
-                    child.pid, child.due = 0, math.inf
-            for event in events:
-                for child in children:
-                    if child.name == event.get("forked"):
-                        child.pid = event["pid"]
-                    elif child.pid and child.pid == event.get("exited"):
-                        child.pid, child.due = 0, math.inf
-        return any(child.pid or (child.socket is not None and not child.due) for child in self.children.values())
+                gone = self._children_of(light)
+            for child in gone:
+                child.pid, child.due = 0, math.inf
+        return any(x.pid or (x.socket is not None and not x.due) for x in self.children.values())

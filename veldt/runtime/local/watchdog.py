@@ -1,4 +1,4 @@
-"""The watchdog: a process that hangs is logged with its stack, and killed so that it is restarted."""
+"""What the supervisor knows of each process. One that hangs is logged with its stack and killed: then it is restarted."""
 
 from __future__ import annotations
 
@@ -6,79 +6,108 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
+from dataclasses import dataclass, field
+from typing import Any
 
+from veldt.records.tree import Array
 from veldt.runtime.base import Stuck
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, SERVING, SINCE, WAITING, Board
-from veldt.runtime.local.children import Child
-from veldt.runtime.local.plan import Plan
 
 WATCH_S = 0.25  # between two checks
 AWAY_S = 5.0  # without a check: the whole machine was suspended, so no process is killed
 STUCK_S = 60.0  # without work in any process before the run stops (at least twice the longest step)
+OTHERWISE = {WAITING: "waiting for work", BUILDING: "building its nodes", SERVING: "serving other processes"}
 
 log = logging.getLogger("veldt")
 
 
+@dataclass(eq=False)
+class Child:
+    """The supervisor's record of a process."""
+
+    name: str
+    nodes: list[str]
+    index: int  # of its row on the board
+    row: memoryview
+    incarnation: int
+    light: bool  # forked from the light zygote
+    keeps: bool  # its state is kept for a restart
+    socket: socket.socket | None = None
+    pid: int = 0
+    ready: bool = False
+    restarts: int = 0
+    failures: int = 0  # in a row
+    work: int = 0  # its total count when it became ready
+    began: float = 0.0  # when it was forked
+    due: float = 0.0  # when it is to be restarted
+    error: dict[str, Any] | None = None  # the last that it reported
+    killed: str = ""  # why we killed it
+    counts: dict[str, Array] = field(default_factory=dict)  # those that belong to its state, when that was kept
+
+    @property
+    def doing(self) -> str:
+        doing = self.row[DOING]
+        return f"in a step of {self.nodes[doing]}" if doing >= 0 else OTHERWISE[doing]
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+
+def exit_reason(status: int) -> str:
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"killed by {name}" + (", perhaps because the machine ran out of RAM" if name == "SIGKILL" else "")
+
+
 class Watchdog:
-    def __init__(self, plan: Plan, children: dict[str, Child], board: Board, stacks: int, step_timeout: float) -> None:
-        self.plan, self.children, self.board = plan, children, board
-        self.stacks, self.step_timeout = stacks, step_timeout
+    def __init__(self, children: dict[str, Child], board: Board, stacks: int, step_timeout: float) -> None:
+        self.children, self.board, self.stacks, self.step_timeout = children, board, stacks, step_timeout
         self._checked_at = self._moved_at = time.monotonic()
         self._moved = -1
 
     def check(self, work: int) -> None:
         """`work` is the sum of all counts so far; a program without counters passes a clock instead."""
         now = time.monotonic()
-        if now - self._checked_at > WATCH_S:
-            away, self._checked_at = now - self._checked_at > AWAY_S, now
-            self._check_all(away, work)
-
-    def _check_all(self, away: bool, work: int) -> None:
-        now = time.monotonic_ns()
+        if now - self._checked_at <= WATCH_S:
+            return
+        away, self._checked_at = now - self._checked_at > AWAY_S, now
         if away:
-            self._moved_at = time.monotonic()
-            for child in self.children.values():
-                child.row[SINCE] = now
+            self._moved_at = now
         for child in self.children.values():
-            if child.pid == 0 or child.killed:
-                continue
-            age = (now - child.row[SINCE]) / 1e9
-            doing = child.row[DOING]
-            limit = zygote.START_S if doing == BUILDING else self.step_timeout
-            if age > limit:
-                where = self._where(child, doing)
-                log.error(
-                    "%s has made no progress for %.1f s, %s; killing it. Its stack:\n%s",
-                    child.name,
-                    age,
-                    where,
-                    self._stack(child),
-                )
-                child.killed = f"no progress for {age:.1f} s, {where}"
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+            if away:
+                child.row[SINCE] = time.monotonic_ns()
+            if child.pid and not child.killed:
+                self._kill_if_late(child)
         moved = work + sum(child.restarts for child in self.children.values())
         if moved != self._moved or self.board.hold:
             self._moved, self._moved_at = moved, time.monotonic()
         elif (idle := time.monotonic() - self._moved_at) > max(STUCK_S, 2 * self.step_timeout):
-            what = "; ".join(f"{child.name} {self._where(child, child.row[DOING])}" for child in self.children.values())
+            what = "; ".join(f"{child.name} {child.doing}" for child in self.children.values())
             raise Stuck(f"No process has worked for {idle:.0f} s ({what}); look at the store's limiter and capacity.")
 
-    def _where(self, child: Child, doing: int) -> str:
-        if doing == WAITING:
-            return "waiting for work"
-        if doing == BUILDING:
-            return "building its nodes"
-        if doing == SERVING:
-            return "serving other processes"
-        return f"in a step of {self.plan.processes[child.name][doing]}"
+    def _kill_if_late(self, child: Child) -> None:
+        age = (time.monotonic_ns() - child.row[SINCE]) / 1e9
+        if age > (zygote.START_S if child.row[DOING] == BUILDING else self.step_timeout):
+            child.killed = f"no progress for {age:.1f} s, {child.doing}"
+            log.error("%s has made %s; killing it. Its stack:\n%s", child.name, child.killed, self._stack(child))
+            child.signal(signal.SIGKILL)
 
     def _stack(self, child: Child) -> str:
         before = os.fstat(self.stacks).st_size
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGUSR1)
+        child.signal(signal.SIGUSR1)
         deadline, text = time.monotonic() + 1.0, b""
         while time.monotonic() < deadline:
             time.sleep(0.03)

@@ -41,8 +41,7 @@ IDLE_S = 3600.0  # between two polls of an idle zygote
 MESSAGE = 1 << 16
 START_S = 120.0  # to import everything; the first time ever, numba compiles
 PR_SET_PDEATHSIG = 1
-
-Run = Callable[[str, dict[str, Any], dict[str, int], list[int]], None]  # name, order, shared descriptors, its own
+NAMES = {False: "zygote", True: "light zygote"}
 
 
 class ZygoteDied(ProcessFailed):
@@ -53,7 +52,7 @@ class Zygote:
     """The supervisor's end. Start it as early as possible: its imports take as long as the caller's."""
 
     def __init__(self, light: bool = False) -> None:
-        self.name = zygote_name(light)
+        self.name = NAMES[light]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         environment = {
@@ -74,12 +73,7 @@ class Zygote:
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
         theirs.close()
-        self.socket = ours
-        self.ready = False
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        self.socket, self.pid, self.ready = ours, self.process.pid, False
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
@@ -129,7 +123,7 @@ class Zygote:
             raise ZygoteDied(f"the {self.name} died with exit status {self.process.wait(5.0)}")
         message: dict[str, Any] = json.loads(data)
         self.ready |= "ready" in message
-        return message if message else None
+        return message
 
 
 def readable(fds: Iterable[int], seconds: float) -> list[int]:
@@ -138,10 +132,6 @@ def readable(fds: Iterable[int], seconds: float) -> list[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return [fd for fd, _ in poll.poll(math.ceil(1e3 * seconds))]
-
-
-def zygote_name(light: bool) -> str:
-    return "light zygote" if light else "zygote"
 
 
 _early: dict[bool, Zygote] = {}  # light -> the zygote of this kind
@@ -186,7 +176,7 @@ def main() -> None:
     die_with_parent(parent)
     ignore_signals()
     light = bool(os.environ.get(LIGHT))
-    setproctitle(f"veldt {zygote_name(light)}")
+    setproctitle(f"veldt {NAMES[light]}")
     if not light:
         import torch
 
@@ -208,14 +198,13 @@ def main() -> None:
 class Server:
     """The zygote's end of the socket."""
 
-    def __init__(self, connection: socket.socket, run: Run) -> None:
+    def __init__(self, connection: socket.socket, run: Callable[..., None]) -> None:
         self.socket, self.run = connection, run
         self.descriptors: dict[str, int] = {}
-        self.wakeup, alarm = os.pipe()
-        os.set_blocking(alarm, False)
-        signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+        self.wakeup, self.alarm = os.pipe()
+        os.set_blocking(self.alarm, False)
+        signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.alarm = alarm
 
     def serve(self) -> None:
         self._send({"ready": True})
@@ -253,14 +242,9 @@ class Server:
         self._send({"forked": name, "pid": pid})
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self._send({"exited": pid, "status": os.waitstatus_to_exitcode(status)})
+        with contextlib.suppress(ChildProcessError):  # there are none
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                self._send({"exited": found[0], "status": os.waitstatus_to_exitcode(found[1])})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:

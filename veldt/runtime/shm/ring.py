@@ -12,9 +12,7 @@ import zlib
 from typing import Any
 
 from veldt.records.tree import Tree, read_only
-from veldt.runtime.shm.bell import Waker
-from veldt.runtime.shm.format import Bytes, Format
-from veldt.runtime.shm.memory import CHECKED, PAGE, SharedMemory
+from veldt.runtime.shm.memory import CHECKED, PAGE, Bytes, Format, SharedMemory, Waker
 
 LINE = 64  # bytes of a cache line, on which slots begin
 
@@ -41,35 +39,33 @@ class Ring:
     """What reader and writer have in common. A message is a flat dict of arrays (a Tree); slots are reused in turn."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._memory: SharedMemory | None = None
-        self._words = memoryview(b"")
-        self._shape = 0
+        self.fd, self.slots = fd, 0
+        self._shape = 0  # when it was mapped; 0: it is not
+        self._words: memoryview
+        self._formats: list[Format] = []
 
-    def _map(self) -> SharedMemory | None:
-        """The mapping, made again after the writer has made the slots larger. None: the ring is not laid out yet."""
-        if self._memory is None and os.fstat(self.fd).st_size == 0:
-            return None
-        if self._memory is None or self._words[SHAPE] != self._shape:
+    def _map(self) -> bool:
+        """Maps the ring, and again after the writer has made the slots larger. False: it is not laid out yet."""
+        if not self._shape and os.fstat(self.fd).st_size == 0:
+            return False
+        if not self._shape or self._words[SHAPE] != self._shape:
             memory = SharedMemory(self.fd)
             shape = memory.words(0, 1)[SHAPE]
             if shape == 0:
-                return None
+                return False
             self.slots, self.slot_bytes = divmod(shape, 1 << 40)
             if memory.nbytes < _ring_bytes(self.slots, self.slot_bytes):
                 memory = SharedMemory(self.fd)  # it grew after it was mapped: the size changes before the shape
             self._memory, self._words, self._shape = memory, memory.words(0, PAGE // 8), shape
             self._at = [_ring_bytes(i, self.slot_bytes) for i in range(self.slots)]
             self._headers = [memory.words(at, SLOT_HEADER // 8) for at in self._at]
-            self._formats: list[Format] = []
             self._views: dict[tuple[int, int], Tree] = {}
-        return self._memory
+        return True
 
     def _slot_views(self, slot: int, format_: int) -> Tree:
         found = self._views.get((slot, format_))
         if found is None:
-            assert self._memory is not None
-            found = self._formats[format_].views(self._memory, self._at[slot] + SLOT_HEADER)
+            found = self._formats[format_].views(self._memory.map, self._at[slot] + SLOT_HEADER)
             self._views[slot, format_] = found
         return found
 
@@ -83,31 +79,29 @@ class Ring:
         return known and header[COMMIT] == number + 1 and header[LENGTH] == self._formats[format_].nbytes
 
     def _read_formats(self) -> None:
-        assert self._memory is not None
         memory = self._memory
         while len(self._formats) < self._words[FORMATS]:
             at = PAGE + len(self._formats) * FORMAT_BYTES
-            self._formats.append(Format.load(bytes(memory.map[at + 8 : at + 8 + memory.words(at, 1)[0]])))
+            self._formats.append(Format.load(memory.map[at + 8 : at + 8 + memory.words(at, 1)[0]]))
 
-    def _checksum(self, slot: int, nbytes: int) -> int:
-        assert self._memory is not None
+    def _bytes(self, slot: int, nbytes: int) -> memoryview:
         at = self._at[slot] + SLOT_HEADER
-        return zlib.crc32(memoryview(self._memory.map)[at : at + nbytes])
+        return memoryview(self._memory.map)[at : at + nbytes]
 
     @property
     def waiting(self) -> int:
         """Messages written and not yet read."""
-        return 0 if self._map() is None else self._words[HEAD] - self._words[TAIL]
+        return self._words[HEAD] - self._words[TAIL] if self._map() else 0
 
     @property
     def written(self) -> int:
         """Messages ever written, over all incarnations of the writer."""
-        return 0 if self._map() is None else self._words[HEAD]
+        return self._words[HEAD] if self._map() else 0
 
     @property
     def popped(self) -> int:
         """Messages ever popped, over all incarnations of the reader."""
-        return 0 if self._map() is None else self._words[TAIL]
+        return self._words[TAIL] if self._map() else 0
 
 
 class Writer(Ring):
@@ -167,8 +161,6 @@ class Writer(Ring):
     def recent(self) -> list[Tree]:
         """Views of the newest messages, read or not, of any incarnation, that have not been overwritten."""
         head = self.written
-        if head == 0:
-            return []
         slots = [n % self.slots for n in range(max(0, head - self.slots), head) if self._holds(n % self.slots, n)]
         return [self._slot_views(slot, self._headers[slot][FORMAT]) for slot in slots]
 
@@ -184,11 +176,9 @@ class Writer(Ring):
             for name, x in message.items():
                 views[name][...] = x
         else:
-            assert self._memory is not None
-            at = self._at[slot] + SLOT_HEADER
-            self._memory.map[at : at + nbytes] = message
+            self._bytes(slot, nbytes)[:] = message
         header[FORMAT], header[LENGTH] = number, nbytes
-        header[CHECKSUM] = self._checksum(slot, nbytes) if CHECKED else -1
+        header[CHECKSUM] = zlib.crc32(self._bytes(slot, nbytes)) if CHECKED else -1
 
     def _commit(self, slot: int, head: int) -> None:
         self._headers[slot][COMMIT] = head + 1
@@ -199,19 +189,15 @@ class Writer(Ring):
     def _lay_out(self, nbytes: int) -> None:
         """Gives an empty ring slots of at least this size."""
         nbytes = -(-nbytes // LINE) * LINE
-        size = SLOT_HEADER + nbytes
-        slots = max(2, min(self.max_slots, self.budget // size))
+        slots = max(2, min(self.max_slots, self.budget // (SLOT_HEADER + nbytes)))
         memory = SharedMemory(self.fd, _ring_bytes(slots, nbytes))
         memory.words(0, 1)[SHAPE] = slots << 40 | nbytes
-        formats = self._formats if self._memory is not None else []
         self._map()
-        self._formats = formats
 
     def _number(self, new: Format) -> int:
         """The number of a format in this ring; a new one is added."""
-        if self._map() is None:
+        if not self._map():
             self._lay_out(new.nbytes)
-        assert self._memory is not None
         self._read_formats()  # of an earlier incarnation of this writer
         number = next((i for i, known in enumerate(self._formats) if known.columns == new.columns), None)
         if number is None:
@@ -243,12 +229,11 @@ class Reader(Ring):
         slot = self._find(ahead)
         if slot is None:
             return None
-        assert self._memory is not None
-        format_, at = self._formats[self._headers[slot][FORMAT]], self._at[slot] + SLOT_HEADER
-        return format_, memoryview(self._memory.map)[at : at + format_.nbytes]
+        format_ = self._formats[self._headers[slot][FORMAT]]
+        return format_, self._bytes(slot, format_.nbytes)
 
     def _find(self, ahead: int) -> int | None:
-        if self._memory is None and self._map() is None:
+        if not self._shape and not self._map():
             return None
         words = self._words
         number = words[TAIL] + ahead
@@ -279,7 +264,7 @@ class Reader(Ring):
         header = self._headers[slot]
         if not self._holds(slot, number):
             return False
-        return header[CHECKSUM] < 0 or header[CHECKSUM] == self._checksum(slot, header[LENGTH])
+        return header[CHECKSUM] < 0 or header[CHECKSUM] == zlib.crc32(self._bytes(slot, header[LENGTH]))
 
     def pop(self) -> None:
         words = self._words
