@@ -1,7 +1,7 @@
 """Experiments: from a recipe and flags to a trained run directory.
 
     config settings rules   what a run depends on, changing it by names, and checking it
-    recipes/                named settings that are known to work
+    recipes                 named settings that are known to work
     run session             the public calls train, resume and Run; the training loop
     directory checkpoint    what a run leaves on disk
     saving progress         when checkpoints and lines of metrics are due
