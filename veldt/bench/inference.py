@@ -49,7 +49,7 @@ from veldt.bench.timing import machine
 from veldt.counters import COLUMN, Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes, settings
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
 from veldt.nets.tensors import as_float
@@ -141,7 +141,7 @@ class InferenceBench:
     def _check(self) -> str:
         """The name of the GPU, if one is used."""
         for width in self.widths:
-            rules.check(self.config(width))
+            settings.check(self.config(width))
         if self.slow_actors < 2:
             raise UserError("slow_actors counts the slow one too: it must be at least 2.")
         if self.device == "cpu":

@@ -17,9 +17,8 @@ from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
-from veldt.experiment.rules import SCOPES, Scope, check, refuse_without_effect, without_effect
 from veldt.experiment.run import train
-from veldt.experiment.settings import as_plain, override
+from veldt.experiment.settings import SCOPES, Scope, as_plain, check, override, refuse_without_effect, without_effect
 
 EXAMPLE = """
 

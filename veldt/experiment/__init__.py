@@ -1,6 +1,6 @@
 """Experiments: from a recipe and flags to a trained run directory.
 
-    config settings rules   what a run depends on, changing it by names, and checking it
+    config settings         what a run depends on; changing it by names, and checking it
     recipes                 named settings that are known to work
     run session             the public calls train, resume and Run; the training loop
     directory checkpoint    what a run leaves on disk

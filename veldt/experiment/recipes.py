@@ -19,8 +19,16 @@ from veldt.algorithms.r2d2 import R2D2
 from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.envs import is_atari
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment.config import CheckpointConfig, Config, EvalConfig, StoreConfig
-from veldt.experiment.exploration import ActorConfig, GaussianConfig, LadderConfig, UnrollConfig
+from veldt.experiment.config import (
+    ActorConfig,
+    CheckpointConfig,
+    Config,
+    EvalConfig,
+    GaussianConfig,
+    LadderConfig,
+    StoreConfig,
+    UnrollConfig,
+)
 from veldt.experiment.settings import override
 from veldt.learning.learner import LearnerConfig
 from veldt.machine import core_count

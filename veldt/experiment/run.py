@@ -25,12 +25,12 @@ from veldt.bounds import above, at_least, between, check_value
 from veldt.counters import Counters
 from veldt.envs import EnvLike, make_env
 from veldt.errors import UserError
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
 from veldt.experiment.directory import default_directory, load_config
 from veldt.experiment.session import Session
-from veldt.experiment.settings import override
+from veldt.experiment.settings import check, override, refuse_without_effect
 from veldt.learning import params
 from veldt.learning.params import LatestParams
 from veldt.records.step import EnvSpec
@@ -123,8 +123,8 @@ def train(
     config = override(base, overrides | ({"env": name} if name else {}))
     if config.demos:  # absolute: the run may be resumed from another directory
         config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))
-    rules.check(config)
-    rules.refuse_without_effect(config, base)
+    check(config)
+    refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
     Session(config, path, quiet).run()
     return Run(path)
@@ -136,6 +136,6 @@ def resume(run: str | Path, quiet: bool = False, **overrides: Any) -> Run:
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is not a run directory: it has no config.yaml.")
     config = override(load_config(path / "config.yaml"), overrides)
-    rules.check(config)
+    check(config)
     Session(config, path, quiet).run()
     return Run(path)

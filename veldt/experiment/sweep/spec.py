@@ -16,11 +16,11 @@ from typing import Any
 import yaml
 
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import MAY_CHANGE, load_config
 from veldt.experiment.launch import check_device
-from veldt.experiment.settings import flat
+from veldt.experiment.settings import check, flat, refuse_without_effect
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -221,8 +221,8 @@ def _setting(name: str, values: dict[str, Any]) -> Setting:
     recipe, env = str(values.pop("recipe")), str(values.pop("env"))
     try:
         config = recipes.make(recipe, env, **values)
-        rules.check(config)
-        rules.refuse_without_effect(config, recipes.make(recipe, env))
+        check(config)
+        refuse_without_effect(config, recipes.make(recipe, env))
         check_device(config.device)
         envs = config.envs()
         envs.close()
