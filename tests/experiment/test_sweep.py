@@ -25,7 +25,8 @@ from test_run import TINY
 
 from veldt.cli import sweep as command
 from veldt.errors import UserError
-from veldt.experiment.checkpoint import Checkpoints, exclusive
+from veldt.experiment.checkpoint import Checkpoints
+from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.experiment.sweep import running
 from veldt.experiment.sweep.running import Child, Failed, Sweep

@@ -39,8 +39,6 @@ def run(argv: list[str]) -> int:
         "Example: veldt eval runs/cart --episodes 20 --video cart.gif"
     )
     args = parse(Eval, argv, prog="veldt eval", description=example)
-    if not (args.run / "config.yaml").exists():
-        raise UserError(f"{args.run} is not a run directory: it has no config.yaml.")
     if args.video is not None:
         if args.env:
             raise UserError("--video shows the run's own environment; leave out --env.")

@@ -127,8 +127,6 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
 
 
 def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
     config = Run(path).config
     env = args.env or config.env
     protocol = args.protocol or (config.protocol if is_atari(env) else "")

@@ -12,7 +12,7 @@ import yaml
 from veldt.cli.parse import parse
 from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment.checkpoint import exclusive
+from veldt.experiment.directory import exclusive
 from veldt.experiment.session import Interrupted
 from veldt.experiment.sweep.running import Sweep
 from veldt.experiment.sweep.spec import Spec, Trial, read_spec, slug
@@ -70,8 +70,7 @@ def run(argv: list[str]) -> int:
         return 0
     sweep = Sweep(spec, chosen, args.at_once or spec.at_once)
     sweep.check_memory()
-    _claim(directory)
-    with exclusive(directory):
+    with exclusive(directory, "--dir"):
         replace_text(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
         sweep.run()
         if sweep.interrupted:
@@ -120,11 +119,3 @@ def _command(args: Flags, again: bool = False) -> str:
     words += ["--at-once", str(args.at_once)] if args.at_once else []
     words += ["--only", *args.only] if again and args.only else []
     return shlex.join(words)
-
-
-def _claim(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".lock").touch()
-    except OSError as error:
-        raise UserError(f"{directory} cannot be written ({error.strerror}); choose another --dir.") from None

@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -294,22 +293,3 @@ def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple
         at = max(at, file["stop"])
     if at < stop:
         yield at, stop
-
-
-@contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Holds a run directory; a second process that wants it gets a clear error. The lock dies with its holder."""
-    import fcntl
-
-    with open(directory / ".lock", "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise UserError(
-                f"{directory} is in use by process {file.read().strip() or '?'}; stop it, or choose another directory."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

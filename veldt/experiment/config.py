@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -244,6 +245,10 @@ class Config:
 
     def envs(self, n: int = 1, render: bool = False) -> Envs:
         return make_env(self.env, n, render, self.protocol)
+
+    def env_spec(self) -> EnvSpec:
+        with contextlib.closing(self.envs()) as envs:
+            return envs.spec
 
     @property
     def total_actors(self) -> int:

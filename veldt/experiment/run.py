@@ -9,7 +9,6 @@ has a checkpoint goes on from it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable
@@ -46,6 +45,8 @@ class Run:
 
     @property
     def config(self) -> Config:
+        if not (self.path / "config.yaml").exists():
+            raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
         return load_config(self.path / "config.yaml")
 
     @property
@@ -60,7 +61,7 @@ class Run:
         config, weights = self.config, self.checkpoints().weights()
         if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
-        env = config.envs().spec
+        env = config.env_spec()
         epsilon = config.eval.epsilon if epsilon is None else epsilon
         policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
         params.restore(policy.model.net, weights)
@@ -84,8 +85,7 @@ class Run:
             envs.close()
 
     def _check_same(self, env: EnvSpec) -> None:
-        with contextlib.closing(self.config.envs()) as envs:
-            own = envs.spec
+        own = self.config.env_spec()
         if own.observation != env.observation or own.action_space != env.action_space:
             raise UserError(f"{env.name} has other observations or actions than {own.name}, which this run was trained on.")
 
@@ -132,10 +132,8 @@ def train(
 
 def resume(run: str | Path, quiet: bool = False, **overrides: Any) -> Run:
     """Goes on with a run from its last checkpoint."""
-    path = Path(run)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
-    config = override(load_config(path / "config.yaml"), overrides)
+    done = Run(run)
+    config = override(done.config, overrides)
     check(config)
-    Session(config, path, quiet).run()
-    return Run(path)
+    Session(config, done.path, quiet).run()
+    return done

@@ -18,9 +18,9 @@ import yaml
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, load_config
-from veldt.experiment.launch import check_device
-from veldt.experiment.settings import check, flat, refuse_without_effect
+from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml
+from veldt.experiment.prepare import check_device
+from veldt.experiment.settings import check, refuse_without_effect
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -60,16 +60,7 @@ class Trial:
 
     def check(self) -> None:
         """Raises a UserError if the directory holds a run of another config."""
-        if not (self.path / "config.yaml").exists():
-            return
-        theirs, ours = flat(load_config(self.path / "config.yaml")), flat(self.config)
-        different = [name for name in ours if theirs.get(name) != ours[name] and name not in MAY_DIFFER]
-        if different:
-            name = different[0]
-            raise UserError(
-                f"{self.path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; "
-                "delete that directory to start over, or choose another --dir."
-            )
+        check_same(self.path, self.config, MAY_DIFFER, "delete that directory to start over, or choose another --dir")
 
     def result(self, episodes: int) -> dict[str, Any] | None:
         """The last evaluation of a finished run."""
@@ -124,12 +115,7 @@ class _Loader(yaml.SafeLoader):
 
 def read_spec(path: Path) -> Spec:
     """Reads and checks a sweep's file: builds all configs, and makes and closes their environments."""
-    try:
-        values = _Loader(path.read_text()).get_single_data()
-    except FileNotFoundError:
-        raise UserError(f"There is no {path}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
+    values = read_yaml(path, _Loader)
     try:
         return _spec(values, path.stem)
     except UserError as error:
@@ -224,10 +210,9 @@ def _setting(name: str, values: dict[str, Any]) -> Setting:
         check(config)
         refuse_without_effect(config, recipes.make(recipe, env))
         check_device(config.device)
-        envs = config.envs()
-        envs.close()
-        config.algorithm.check(envs.spec)
-        return Setting(name, config, store_size(config, config.schema(envs.spec)).nbytes)
+        spec = config.env_spec()
+        config.algorithm.check(spec)
+        return Setting(name, config, store_size(config, config.schema(spec)).nbytes)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 
