@@ -18,8 +18,7 @@ from veldt.envs.atari import PROTOCOLS, Atari, Protocol
 from veldt.errors import UserError
 from veldt.experiment import settings
 from veldt.experiment.recipes import make
-from veldt.experiment.run import train
-from veldt.experiment.video import record_video
+from veldt.experiment.run import record_video, train
 from veldt.records.history import stack_history
 
 STEPS = 2_000

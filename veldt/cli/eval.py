@@ -11,8 +11,7 @@ import tyro
 
 from veldt.cli.parse import parse
 from veldt.errors import UserError
-from veldt.experiment.run import Run
-from veldt.experiment.video import check_video, record_video
+from veldt.experiment.run import Run, check_video, record_video
 
 
 @dataclass(frozen=True)
