@@ -14,9 +14,8 @@ from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.directory import exclusive
 from veldt.experiment.session import Interrupted
-from veldt.experiment.sweep.running import Sweep
-from veldt.experiment.sweep.spec import Spec, Trial, read_spec, slug
-from veldt.experiment.sweep.table import scores, table
+from veldt.experiment.sweep import Spec, Trial, read_spec, slug
+from veldt.experiment.trials import Sweep, scores, table
 from veldt.files import replace_text
 from veldt.watching.plot import Curve, draw
 

@@ -6,7 +6,7 @@
     prepare session       what a config leads to on this machine, and what is printed of it; the training loop
     directory checkpoint  what a run leaves on disk
     joined                an actor that the run did not start
-    sweep                 many runs
+    sweep trials          many runs: the file that asks for them; running them, and the table of their results
 
 May import everything but cli and bench.
 """
