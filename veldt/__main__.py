@@ -57,14 +57,10 @@ def main(argv: list[str] | None = None) -> int:
             zygote.start_early()  # its imports run in parallel with ours
             if {"seed-vtrace", "central", "--inference=central"} & set(argv):
                 zygote.start_early(light=True)
-        code = importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:])
-        return int(code or 0)
-    except UserError as error:
+        return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
+    except (UserError, Diverged) as error:
         print(f"veldt: {error}", file=sys.stderr)
-        return 2
-    except Diverged as error:
-        print(f"veldt: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     except ProcessFailed as error:
         print(f"{error.traceback}veldt: {error}", file=sys.stderr)
         return 1

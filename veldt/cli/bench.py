@@ -6,7 +6,7 @@ import importlib
 import json
 from typing import Any
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import UserError, did_you_mean
 
 BENCHES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import UserError
 from veldt.experiment.run import Run, check_video, record_video
 

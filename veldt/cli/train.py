@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
@@ -104,8 +104,7 @@ def _flag(name: str) -> str:
 
 def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
     """Makes tyro leave out these settings of the config."""
-    groups = {id(part): f"{f.name}." for f in dataclasses.fields(config) if f.name and (part := getattr(config, f.name))}
-    groups[id(config)] = ""
+    groups = {id(getattr(config, f.name)): f"{f.name}." for f in dataclasses.fields(config)} | {id(config): ""}
     registry, entered = ConstructorRegistry(), [False]
 
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
