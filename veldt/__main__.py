@@ -25,17 +25,14 @@ COMMANDS = {
     "bench": "measure this machine: veldt bench learner",
 }
 
-USAGE = "\n".join(
-    [
-        f"Veldt {__version__}: distributed off-policy deep reinforcement learning.",
-        "",
-        "usage: veldt COMMAND ...",
-        "",
-        *[f"  {name:8} {text}" for name, text in COMMANDS.items()],
-        "",
-        "veldt COMMAND --help shows all options.",
-    ]
-)
+LISTED = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
+USAGE = f"""Veldt {__version__}: distributed off-policy deep reinforcement learning.
+
+usage: veldt COMMAND ...
+
+{LISTED}
+
+veldt COMMAND --help shows all options."""
 
 
 def main(argv: list[str] | None = None) -> int:
