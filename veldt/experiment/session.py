@@ -286,10 +286,13 @@ class Saving:
     def _copy(self, nodes: Nodes, scheduled: bool, cut: bool = False) -> Callable[[], bool]:
         """Copies the state of the nodes, and returns what writes it."""
         began = time.monotonic()
+        self.number += 1
+        number = self.number
         if cut:
             nodes.cut()
-        self.number += 1
-        number, clocks, snapshot = self.number, self.clocks(nodes), nodes.snapshot()
+            snapshot, clocks = nodes.snapshot(), self.clocks(nodes)  # a learner may step until its state is taken
+        else:
+            clocks, snapshot = self.clocks(nodes), nodes.snapshot()
         self._schedule(clocks["env_steps"])
 
         def write() -> bool:
