@@ -25,17 +25,14 @@ COMMANDS = {
     "bench": "measure this machine: veldt bench learner",
 }
 
-USAGE = "\n".join(
-    [
-        f"Veldt {__version__}: distributed off-policy deep reinforcement learning.",
-        "",
-        "usage: veldt COMMAND ...",
-        "",
-        *[f"  {name:8} {text}" for name, text in COMMANDS.items()],
-        "",
-        "veldt COMMAND --help shows all options.",
-    ]
-)
+LISTED = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
+USAGE = f"""Veldt {__version__}: distributed off-policy deep reinforcement learning.
+
+usage: veldt COMMAND ...
+
+{LISTED}
+
+veldt COMMAND --help shows all options."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,14 +54,10 @@ def main(argv: list[str] | None = None) -> int:
             zygote.start_early()  # its imports run in parallel with ours
             if {"seed-vtrace", "central", "--inference=central"} & set(argv):
                 zygote.start_early(light=True)
-        code = importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:])
-        return int(code or 0)
-    except UserError as error:
+        return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
+    except (UserError, Diverged) as error:
         print(f"veldt: {error}", file=sys.stderr)
-        return 2
-    except Diverged as error:
-        print(f"veldt: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     except ProcessFailed as error:
         print(f"{error.traceback}veldt: {error}", file=sys.stderr)
         return 1

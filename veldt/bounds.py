@@ -77,9 +77,6 @@ def check_value(name: str, value: Any, bound: Bound) -> None:
 @functools.cache
 def _bounds(kind: Any) -> dict[str, Bound]:
     """The bounds that a dataclass declares, by field."""
-    found = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        for extra in getattr(hint, "__metadata__", ()):
-            if isinstance(extra, Bound):
-                found[name] = extra
-    return found
+    hints = get_type_hints(kind, include_extras=True)
+    extras = ((name, extra) for name, hint in hints.items() for extra in getattr(hint, "__metadata__", ()))
+    return {name: extra for name, extra in extras if isinstance(extra, Bound)}

@@ -23,8 +23,8 @@ from veldt.algorithms.dpg import DPG, ActorCritic, flat
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
-from veldt.experiment import recipes, rules
-from veldt.experiment.exploration import GaussianConfig
+from veldt.experiment import recipes, settings
+from veldt.experiment.config import GaussianConfig
 from veldt.learning.params import LatestParams, Weights
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
@@ -247,7 +247,7 @@ def test_settings_that_cannot_work_are_said() -> None:
         with pytest.raises(UserError):
             DPG(**wrong).check(env)
     with pytest.raises(UserError, match=r"actor\.sigma"):
-        rules.check(recipes.make("apex-dpg", "Pendulum-v1", **{"actor.sigma": -0.1}))
+        settings.check(recipes.make("apex-dpg", "Pendulum-v1", **{"actor.sigma": -0.1}))
     with pytest.raises(UserError, match="apex-dpg"):
         veldt.train("apex-dqn", env="Pendulum-v1", quiet=True)
 

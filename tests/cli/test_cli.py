@@ -19,8 +19,8 @@ from test_run import flags, tiny, whole_state
 
 from veldt import __version__
 from veldt.__main__ import COMMANDS, main
+from veldt.cli import parse
 from veldt.cli.bench import BENCHES
-from veldt.cli.parse import parse
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.run import Run
 

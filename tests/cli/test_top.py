@@ -25,7 +25,7 @@ from test_run import tiny
 from test_view import CHAIN, FULL, SENTENCE
 
 from veldt.__main__ import main
-from veldt.experiment.checkpoint import exclusive
+from veldt.experiment.directory import exclusive
 from veldt.metrics import RATE, TOTAL, Metric
 from veldt.program import Program
 from veldt.topologies import TOPOLOGIES, single

@@ -16,10 +16,9 @@ from PIL import Image
 from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari, Protocol
 from veldt.errors import UserError
-from veldt.experiment import rules
+from veldt.experiment import settings
 from veldt.experiment.recipes import make
-from veldt.experiment.run import train
-from veldt.experiment.video import record_video
+from veldt.experiment.run import record_video, train
 from veldt.records.history import stack_history
 
 STEPS = 2_000
@@ -207,7 +206,7 @@ def test_errors_say_what_to_do():
     with pytest.raises(UserError, match=r"no Atari protocol 'stiky'.*sticky"):
         make_env("ALE/Pong-v5", protocol="stiky")
     with pytest.raises(UserError, match=r"protocol 'dqn' is for Atari"):
-        rules.check(make("dqn", "CartPole-v1", protocol="dqn"))
+        settings.check(make("dqn", "CartPole-v1", protocol="dqn"))
     with pytest.raises(UserError, match=r"no environment 'ALE/Pongg-v5'.*ALE/Pong-v5"):
         make_env("ALE/Pongg-v5")
     with pytest.raises(UserError, match=r"PongNoFrameskip-v4 .*ALE/Pong-v5"):

@@ -11,8 +11,7 @@ from PIL import Image
 
 from veldt.envs import make_env
 from veldt.experiment import recipes
-from veldt.experiment.run import train
-from veldt.experiment.video import record_video
+from veldt.experiment.run import record_video, train
 from veldt.nets.torsos import MinAtarCNN
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")

@@ -23,7 +23,8 @@ from test_run import Stop, crash, stopping, tiny, whole_state
 import veldt.files as disk
 from veldt.errors import UserError
 from veldt.experiment import checkpoint as module
-from veldt.experiment.checkpoint import Checkpoints, exclusive
+from veldt.experiment.checkpoint import Checkpoints
+from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window

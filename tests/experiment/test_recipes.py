@@ -12,7 +12,7 @@ import yaml
 import veldt
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes, settings
 from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
@@ -26,7 +26,7 @@ from veldt.topologies.stores import make_replay, store_size
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
     config = recipes.make(recipe, env, **({"demos": "there"} if recipe == "r2d3" else {}))
-    rules.check(config)
+    settings.check(config)
     assert config.recipe == recipe and config.env == env
     assert override(recipes.make(recipe, env), as_plain(config)) == config
     assert RECIPES[recipe].__doc__
@@ -58,7 +58,7 @@ def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
 
 def test_r2d3_asks_for_demonstrations() -> None:
     with pytest.raises(UserError, match="give their directory with --demos"):
-        rules.check(recipes.make("r2d3"))
+        settings.check(recipes.make("r2d3"))
 
 
 def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
@@ -95,7 +95,7 @@ def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
 def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
     def make() -> None:
         config = recipes.make("dqn", **values)
-        rules.check(config)
+        settings.check(config)
 
     with pytest.raises(UserError, match=says) as caught:
         make()
@@ -125,21 +125,21 @@ def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_that_must_be_positive(name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name} must be greater than 0, not {value}"):
-        rules.check(recipes.make("dqn", **{name: value}))
+        settings.check(recipes.make("dqn", **{name: value}))
 
 
 @pytest.mark.parametrize(
     "name", ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every"]
 )
 def test_numbers_that_must_not_be_negative(name: str) -> None:
-    rules.check(recipes.make("dqn", **{name: 0}))
+    settings.check(recipes.make("dqn", **{name: 0}))
     with pytest.raises(UserError, match=f"{name} must not be negative"):
-        rules.check(recipes.make("dqn", **{name: -1}))
+        settings.check(recipes.make("dqn", **{name: -1}))
 
 
 def test_a_rate_that_is_no_number_is_refused() -> None:
     with pytest.raises(UserError, match=r"learner\.lr must be greater than 0"):
-        rules.check(recipes.make("dqn", **{"learner.lr": float("nan")}))
+        settings.check(recipes.make("dqn", **{"learner.lr": float("nan")}))
 
 
 def test_a_store_too_small_to_learn_from_is_refused() -> None:
@@ -219,9 +219,9 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
 )
 def test_a_setting_without_effect_is_refused(recipe: str, values: dict[str, Any], needs: str) -> None:
     base, config = recipes.make(recipe), recipes.make(recipe, **values)
-    rules.check(config)
+    settings.check(config)
     with pytest.raises(UserError, match=needs.replace(" .* ", " has no effect here: it needs .*")):
-        rules.refuse_without_effect(config, base)
+        settings.refuse_without_effect(config, base)
     with pytest.raises(UserError, match="has no effect here"):
         veldt.train(recipe, **values)
 
@@ -230,8 +230,8 @@ def test_a_setting_without_effect_is_refused(recipe: str, values: dict[str, Any]
 def test_hidden_layers_have_no_effect_where_a_cnn_sees_images(env: str) -> None:
     base = recipes.make("dqn", env)
     with pytest.raises(UserError, match=r"algorithm\.hidden has no effect here: .*CNN"):
-        rules.refuse_without_effect(override(base, {"algorithm.hidden": (7,)}), base)
-    rules.refuse_without_effect(override(base, {"algorithm.hidden": (7,), "algorithm.convnet": "mlp"}), base)
+        settings.refuse_without_effect(override(base, {"algorithm.hidden": (7,)}), base)
+    settings.refuse_without_effect(override(base, {"algorithm.hidden": (7,), "algorithm.convnet": "mlp"}), base)
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5", "MinAtar/Breakout-v1"])
@@ -239,12 +239,12 @@ def test_hidden_layers_have_no_effect_where_a_cnn_sees_images(env: str) -> None:
 def test_what_a_recipe_sets_is_never_refused(recipe: str, env: str) -> None:
     base = recipes.make(recipe, env)
     for values in ({}, {"runtime": "inline"}, {"inference": "central"}, {"learner.optimizer": "adam"}):
-        rules.refuse_without_effect(override(base, values), base)
+        settings.refuse_without_effect(override(base, values), base)
 
 
 def test_the_settings_that_scopes_name_exist() -> None:
     names = {name for recipe in RECIPES for name in flat(recipes.make(recipe))}
-    for scope in rules.SCOPES:
+    for scope in settings.SCOPES:
         for own in scope.names:
             assert any(name == own or (own.endswith(".") and name.startswith(own)) for name in names), own
 

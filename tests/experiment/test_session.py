@@ -11,7 +11,7 @@ from test_run import TINY, stopping
 
 import veldt
 from veldt.counters import Counters
-from veldt.experiment import session
+from veldt.experiment import prepare
 from veldt.experiment.run import Run
 from veldt.program import ROWS, Program
 
@@ -55,7 +55,7 @@ def crash(running: Any) -> None:
 def test_a_program_without_store_and_learner_runs_logs_and_goes_on_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
 ) -> None:
-    monkeypatch.setattr(session, "make_program", only_a_ticker)
+    monkeypatch.setattr(prepare, "make_program", only_a_ticker)
     settings = TINY | {"steps": 1_000, "runtime": runtime, "checkpoint.every": 300}
     if runtime == "inline":
         with stopping(monkeypatch, 700, crash), pytest.raises(Crash):

@@ -25,12 +25,12 @@ from test_run import TINY
 
 from veldt.cli import sweep as command
 from veldt.errors import UserError
-from veldt.experiment.checkpoint import Checkpoints, exclusive
+from veldt.experiment import trials as running
+from veldt.experiment.checkpoint import Checkpoints
+from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
-from veldt.experiment.sweep import running
-from veldt.experiment.sweep.running import Child, Failed, Sweep
-from veldt.experiment.sweep.spec import Spec, read_spec, slug
-from veldt.experiment.sweep.table import Score, bootstrap, estimate, mean_over, number, score, table
+from veldt.experiment.sweep import Spec, read_spec, slug
+from veldt.experiment.trials import Child, Failed, Score, Sweep, bootstrap, estimate, mean_over, number, score, table
 
 Captured = pytest.CaptureFixture[str]
 

@@ -10,8 +10,7 @@ from test_run import tiny
 
 from veldt.envs.small import Chain
 from veldt.errors import UserError
-from veldt.experiment.run import Run
-from veldt.experiment.video import check_video, record_video
+from veldt.experiment.run import Run, check_video, record_video
 
 
 @pytest.fixture(scope="module")

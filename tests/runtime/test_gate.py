@@ -28,7 +28,7 @@ from veldt.acting.policy import BatchedPolicy
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
-from veldt.experiment.launch import make_gate
+from veldt.experiment.prepare import make_gate
 from veldt.experiment.run import Run, train
 from veldt.learning.params import LatestParams
 from veldt.program import CELL, INCARNATION, ROWS, Program

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from oracles import earlier_episode, examples, make_block
 
 from veldt.errors import UserError
-from veldt.experiment.ram import check_memory
+from veldt.experiment.prepare import check_memory
 from veldt.machine import format_bytes
 from veldt.ports import Source
 from veldt.records.block import Schema, Window

@@ -23,7 +23,7 @@ import veldt
 from veldt.acting.policy import LocalPolicy
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.exploration import LadderConfig
+from veldt.experiment.config import LadderConfig
 from veldt.experiment.run import Run
 from veldt.machine import process_age, used_memory
 from veldt.program import Program

@@ -47,7 +47,7 @@ from veldt.bench.timing import machine
 from veldt.counters import COLUMN, Counters
 from veldt.envs import is_atari, make_env
 from veldt.errors import ProcessFailed, UserError
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes, settings
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
 from veldt.nets.torsos import as_float
@@ -139,7 +139,7 @@ class InferenceBench:
     def _check(self) -> str:
         """The name of the GPU, if one is used."""
         for width in self.widths:
-            rules.check(self.config(width))
+            settings.check(self.config(width))
         if self.slow_actors < 2:
             raise UserError("slow_actors counts the slow one too: it must be at least 2.")
         if self.device == "cpu":
@@ -337,7 +337,7 @@ def actors_of(config: Config) -> list[str]:
 
 
 def central_program(config: Config, env: EnvSpec, learner: bool, slow: set[str] | None = None) -> Program:
-    """`veldt.topologies.seed` with timed policies; without a learner, nothing is recorded."""
+    """`topologies.seed` with timed policies; without a learner, nothing is recorded."""
     program, central, total = Program(), config.central, config.actors * config.envs_per_actor
     counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     if learner:
@@ -392,7 +392,7 @@ class CountingPolicy(LocalPolicy):
 
 
 def local_program(config: Config, env: EnvSpec, learner: bool) -> Program:
-    """`veldt.topologies.apex` with timed policies; without a learner, nothing is recorded."""
+    """`topologies.apex` with timed policies; without a learner, nothing is recorded."""
     program, n = Program(), config.envs_per_actor
     counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     store = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import ProcessFailed
 from veldt.signals import interruptible
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+from pkgutil import resolve_name
 from typing import Any
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import UserError, did_you_mean
 
 BENCHES = {
@@ -25,13 +25,13 @@ def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: veldt bench NAME [--json] [OPTIONS]\n\nExample: veldt bench learner --json\n")
         for name, bench in BENCHES.items():
-            print(f"  {name:10} {(_load(bench).__doc__ or '').strip()}")
+            print(f"  {name:10} {(resolve_name(bench).__doc__ or '').strip()}")
         return 0
     name, flags = argv[0], [word for word in argv[1:] if word != "--json"]
     if name not in BENCHES:
         hint = did_you_mean(name, BENCHES) or f" There are: {', '.join(BENCHES)}."
         raise UserError(f"There is no benchmark {name!r}.{hint}")
-    kind = _load(BENCHES[name])
+    kind: Any = resolve_name(BENCHES[name])
     example = f"{kind.__doc__}\n\n--json prints one JSON object on the last line.\n\nExample: veldt bench {name} --json"
     bench = parse(kind, flags, prog=f"veldt bench {name}", description=example)
     for setting, value in vars(bench).items():
@@ -51,8 +51,3 @@ def run(argv: list[str]) -> int:
     if len(flags) != len(argv) - 1:
         print(json.dumps(report))
     return 0
-
-
-def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)

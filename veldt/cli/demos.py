@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.demos.set import Demos
 from veldt.machine import format_bytes
 from veldt.records.tree import Array

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import UserError
-from veldt.experiment.run import Run
-from veldt.experiment.video import check_video, record_video
+from veldt.experiment.run import Run, check_video, record_video
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,6 @@ def run(argv: list[str]) -> int:
         "Example: veldt eval runs/cart --episodes 20 --video cart.gif"
     )
     args = parse(Eval, argv, prog="veldt eval", description=example)
-    if not (args.run / "config.yaml").exists():
-        raise UserError(f"{args.run} is not a run directory: it has no config.yaml.")
     if args.video is not None:
         if args.env:
             raise UserError("--video shows the run's own environment; leave out --env.")

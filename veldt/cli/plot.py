@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import UserError
 from veldt.experiment.directory import MAY_CHANGE, load_config
 from veldt.experiment.settings import flat

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +15,10 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from veldt import callables
+from veldt import bounds, callables
 from veldt.acting.actor import Policy
-from veldt.cli.parse import parse
+from veldt.bounds import above, at_least
+from veldt.cli import parse
 from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError
@@ -42,15 +45,15 @@ class Record:
     """The directory to create."""
     env: str = ""
     """A Gymnasium id, or module:callable (default: that of the run)."""
-    episodes: int = 20
+    episodes: Annotated[int, above(0)] = 20
     """Number of episodes to record."""
-    seed: int = 0
+    seed: Annotated[int, at_least(0)] = 0
     """Seed of the environment and of random actions."""
     epsilon: float | None = None
     """Policy of a run: fraction of random actions (default: eval.epsilon of the run)."""
     min_return: float | None = None
     """Keep only episodes with at least this return."""
-    max_length: int = MAX_LENGTH
+    max_length: Annotated[int, above(0)] = MAX_LENGTH
     """Steps after which an episode that does not end is truncated."""
     protocol: str = ""
     """Atari: name of the settings (default: that of the run, or dqn)."""
@@ -60,28 +63,17 @@ class Record:
 
 def run(argv: list[str]) -> int:
     args = parse(Record, argv, prog="veldt record", description=EXAMPLE)
-    _check(args)
-    envs, policy = _make_player(args)
-    screen = Screen(args.episodes, args.quiet)
+    bounds.check(args)
+    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
+        raise UserError(f"epsilon is a probability, from 0 to 1, not {args.epsilon}.")
     least = -math.inf if args.min_return is None else args.min_return
+    if math.isnan(least):
+        raise UserError("min_return must be a number.")
+    envs, policy = _make_player(args)
     signals: list[int] = []
-    try:
-        with interruptible(signals.append, "" if args.quiet else "Stopping"):
-            demos = record(
-                args.out,
-                envs,
-                policy,
-                args.episodes,
-                args.seed,
-                least,
-                args.max_length,
-                args.policy,
-                screen.show,
-                lambda: bool(signals),
-            )
-    finally:
-        screen.close()
-        envs.close()
+    limits = (args.episodes, args.seed, least, args.max_length)
+    with closing(envs), _progress(args) as show, interruptible(signals.append, "" if args.quiet else "Stopping"):
+        demos = record(args.out, envs, policy, *limits, args.policy, show, lambda: bool(signals))
     if not args.quiet:
         if demos is None:
             print("Stopped before an episode ended; nothing was recorded.")
@@ -92,18 +84,6 @@ def run(argv: list[str]) -> int:
     if signals:
         raise Interrupted(signals[0], args.out)
     return 0
-
-
-def _check(args: Record) -> None:
-    for name in ("episodes", "max_length"):
-        if getattr(args, name) < 1:
-            raise UserError(f"{name} must be greater than 0, not {getattr(args, name)}.")
-    if args.seed < 0:
-        raise UserError(f"seed must not be negative, but it is {args.seed}.")
-    if args.epsilon is not None and not 0 <= args.epsilon <= 1:
-        raise UserError(f"epsilon is a probability, from 0 to 1, not {args.epsilon}.")
-    if args.min_return is not None and math.isnan(args.min_return):
-        raise UserError("min_return must be a number.")
 
 
 def _make_player(args: Record) -> tuple[Envs, Policy]:
@@ -126,8 +106,6 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
 
 
 def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
     config = Run(path).config
     env = args.env or config.env
     protocol = args.protocol or (config.protocol if is_atari(env) else "")
@@ -147,30 +125,24 @@ def _check_protocol(env: str, protocol: str) -> None:
         raise UserError(f"protocol {protocol!r} is for Atari (ALE/...), not for {env}.")
 
 
-class Screen:
-    """Progress: a bar on a terminal, plain lines elsewhere."""
+@contextmanager
+def _progress(args: Record) -> Iterator[Callable[[Recording], None]]:
+    """Shows progress: a bar on a terminal, plain lines elsewhere."""
+    console, printed = Console(), time.monotonic()
+    bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
+    task = bar.add_task("", total=args.episodes)
 
-    def __init__(self, episodes: int, quiet: bool) -> None:
-        self.episodes, self.quiet = episodes, quiet
-        self._printed = time.monotonic()
-        console = Console()
-        self._bar: Progress | None = None
-        if console.is_terminal and not quiet:
-            self._bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
-            self._task = self._bar.add_task("", total=episodes)
-            self._bar.start()
-
-    def show(self, recording: Recording) -> None:
+    def show(recording: Recording) -> None:
+        nonlocal printed
         kept = len(recording.returns)
-        text = f"{kept} of {self.episodes} episodes, {recording.steps:,} steps"
+        text = f"{kept} of {args.episodes} episodes, {recording.steps:,} steps"
         text += f", mean return {np.mean(recording.returns):.1f}" if kept else f", best return {recording.best:.1f}"
         text += f", {recording.discarded} discarded" if recording.discarded else ""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=kept, description=text)
-        elif not self.quiet and time.monotonic() - self._printed >= PLAIN_EVERY:
-            self._printed = time.monotonic()
+        if console.is_terminal:
+            bar.update(task, completed=kept, description=text)
+        elif not args.quiet and time.monotonic() - printed >= PLAIN_EVERY:
+            printed = time.monotonic()
             print(text, flush=True)
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    with bar if console.is_terminal and not args.quiet else nullcontext():
+        yield show

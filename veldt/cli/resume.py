@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.experiment.run import resume
 
 

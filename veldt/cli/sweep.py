@@ -9,14 +9,13 @@ from pathlib import Path
 import tyro
 import yaml
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment.checkpoint import exclusive
+from veldt.experiment.directory import exclusive
 from veldt.experiment.session import Interrupted
-from veldt.experiment.sweep.running import Sweep
-from veldt.experiment.sweep.spec import Spec, Trial, read_spec, slug
-from veldt.experiment.sweep.table import scores, table
+from veldt.experiment.sweep import Spec, Trial, read_spec, slug
+from veldt.experiment.trials import Sweep, scores, table
 from veldt.files import replace_text
 from veldt.watching.plot import Curve, draw
 
@@ -60,7 +59,7 @@ def run(argv: list[str]) -> int:
     spec = read_spec(args.file)
     directory = args.dir or Path("sweeps") / slug(spec.name)
     trials = spec.trials(directory)
-    chosen = [trial for trial in trials if not args.only or trial.setting in _only(spec, args.only)]
+    chosen = _chosen(spec, args.only)
     for trial in trials:
         trial.check()
     if args.table:
@@ -68,10 +67,9 @@ def run(argv: list[str]) -> int:
             raise UserError(f"There is no {directory} yet; leave out --table to start the runs.")
         report(spec, trials, directory, _command(args))
         return 0
-    sweep = Sweep(spec, chosen, args.at_once or spec.at_once)
+    sweep = Sweep(spec, [trial for trial in trials if trial.setting in chosen], args.at_once or spec.at_once)
     sweep.check_memory()
-    _claim(directory)
-    with exclusive(directory):
+    with exclusive(directory, "--dir"):
         replace_text(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
         sweep.run()
         if sweep.interrupted:
@@ -103,14 +101,15 @@ def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> No
         print(f"Curves in {directory / 'curves.png'}", flush=True)
 
 
-def _only(spec: Spec, names: tuple[str, ...]) -> set[str]:
-    known = {setting.name: setting.name for setting in spec.settings}
-    known |= {setting.slug: setting.name for setting in spec.settings}
-    for name in names:
+def _chosen(spec: Spec, only: tuple[str, ...]) -> set[str]:
+    """The names of the settings to run; `only` may have directories too."""
+    names = {setting.name: setting.name for setting in spec.settings}
+    known = names | {setting.slug: setting.name for setting in spec.settings}
+    for name in only:
         if name not in known:
-            there = ", ".join(setting.name for setting in spec.settings)
-            raise UserError(f"There is no setting {name!r}.{did_you_mean(name, known) or f' There are: {there}.'}")
-    return {known[name] for name in names}
+            hint = did_you_mean(name, known) or f" There are: {', '.join(names)}."
+            raise UserError(f"There is no setting {name!r}.{hint}")
+    return {known[name] for name in only or names}
 
 
 def _command(args: Flags, again: bool = False) -> str:
@@ -120,11 +119,3 @@ def _command(args: Flags, again: bool = False) -> str:
     words += ["--at-once", str(args.at_once)] if args.at_once else []
     words += ["--only", *args.only] if again and args.only else []
     return shlex.join(words)
-
-
-def _claim(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".lock").touch()
-    except OSError as error:
-        raise UserError(f"{directory} cannot be written ({error.strerror}); choose another --dir.") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.errors import UserError
 from veldt.watching.top import Watched, show_running, watch
 

@@ -10,16 +10,15 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from veldt.cli.parse import parse
+from veldt.cli import parse
 from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
-from veldt.experiment.rules import SCOPES, Scope, check, refuse_without_effect, without_effect
 from veldt.experiment.run import train
-from veldt.experiment.settings import as_plain, override
+from veldt.experiment.settings import SCOPES, Scope, as_plain, check, override, refuse_without_effect, without_effect
 
 EXAMPLE = """
 
@@ -105,8 +104,7 @@ def _flag(name: str) -> str:
 
 def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
     """Makes tyro leave out these settings of the config."""
-    groups = {id(part): f"{f.name}." for f in dataclasses.fields(config) if f.name and (part := getattr(config, f.name))}
-    groups[id(config)] = ""
+    groups = {id(getattr(config, f.name)): f"{f.name}." for f in dataclasses.fields(config)} | {id(config): ""}
     registry, entered = ConstructorRegistry(), [False]
 
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:

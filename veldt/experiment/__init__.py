@@ -1,13 +1,12 @@
 """Experiments: from a recipe and flags to a trained run directory.
 
-    config settings rules   what a run depends on, changing it by names, and checking it
-    recipes/                named settings that are known to work
-    run session             the public calls train, resume and Run; the training loop
-    directory checkpoint    what a run leaves on disk
-    saving progress         when checkpoints and lines of metrics are due
-    ram introduction        the RAM plan, and what is printed before training
-    launch                  the runtime, gate and device that a config asks for
-    sweep video             many runs; a film of one episode
+    config settings       what a run depends on; changing it by names, and checking it
+    recipes               named settings that are known to work
+    run                   the public calls train, resume and Run; a film of one episode
+    prepare session       what a config leads to on this machine, and what is printed of it; the training loop
+    directory checkpoint  what a run leaves on disk
+    joined                an actor that the run did not start
+    sweep trials          many runs: the file that asks for them; running them, and the table of their results
 
 May import everything but cli and bench.
 """

@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,11 +229,10 @@ class Checkpoints:
 
     def _is_sound(self, file: dict[str, Any]) -> bool:
         name = file["file"]
-        if name not in self._sound and Path(name).name != name:  # never follow a path out of the directory
-            self._sound[name] = False
         if name not in self._sound:
-            found = fingerprint(self.blocks / name)
-            self._sound[name] = found == {"sha256": file["sha256"], "bytes": file["bytes"]}
+            own = Path(name).name == name  # never follow a path out of the directory
+            expected = {"sha256": file["sha256"], "bytes": file["bytes"]}
+            self._sound[name] = own and fingerprint(self.blocks / name) == expected
         return self._sound[name]
 
     def _paths(self) -> list[Path]:
@@ -261,17 +259,14 @@ class Checkpoints:
         Checkpoints after this one are damaged, or it would have gone on from them: they are the first to go.
         """
         paths = self._paths()
-        for path in [p for p in paths if p.name > newest.name]:
-            shutil.rmtree(path, ignore_errors=True)
-            paths.remove(path)
-        for path in paths[self.keep :]:
-            shutil.rmtree(path, ignore_errors=True)
-        wanted = set()
-        for path in paths[: self.keep]:
-            try:
-                wanted |= {file["file"] for file in self._files(self._manifest(path))}
-            except Corrupt:
-                return  # what a damaged checkpoint needs is unknown: delete nothing
+        kept = [path for path in paths if path.name <= newest.name][: self.keep]
+        for path in paths:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+        try:
+            wanted = {file["file"] for path in kept for file in self._files(self._manifest(path))}
+        except Corrupt:
+            return  # what a damaged checkpoint needs is unknown: delete nothing
         for path in self.blocks.glob("*.safetensors"):
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
@@ -294,22 +289,3 @@ def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple
         at = max(at, file["stop"])
     if at < stop:
         yield at, stop
-
-
-@contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
-    """Holds a run directory; a second process that wants it gets a clear error. The lock dies with its holder."""
-    import fcntl
-
-    with open(directory / ".lock", "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise UserError(
-                f"{directory} is in use by process {file.read().strip() or '?'}; stop it, or choose another directory."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

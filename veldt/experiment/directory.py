@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import yaml
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.settings import as_plain, flat, override
+from veldt.experiment.settings import flat, override
 
 MAY_CHANGE = {  # on resume
     "steps",
@@ -31,7 +34,6 @@ MAY_CHANGE = {  # on resume
     "eval.episodes",
     "step_timeout",
 }
-RETIRED = {"dqn": {("actor", "refresh"): 1}}  # settings without effect in config.yaml of older runs, by recipe
 
 
 def default_directory(config: Config) -> Path:
@@ -45,57 +47,54 @@ def default_directory(config: Config) -> Path:
     return path
 
 
-def load_config(path: Path) -> Config:
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     try:
-        values = yaml.safe_load(path.read_text())
+        return yaml.load(path.read_text(), loader)
     except FileNotFoundError:
         raise UserError(f"There is no {path}.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
+
+
+def load_config(path: Path) -> Config:
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, as config.yaml of a run does.")
-    recipe = str(values.get("recipe", "dqn"))
-    base = recipes.make(recipe, str(values.get("env", "CartPole-v1")))
-    config: Config = override(base, _without_retired(values, RETIRED.get(recipe, {})))
+    recipe, actor = str(values.get("recipe", "dqn")), values.get("actor")
+    if recipe == "dqn" and isinstance(actor, dict) and actor.get("refresh") == 1:
+        del actor["refresh"]  # older runs have this setting, without effect
+    config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
     return config
 
 
-def _without_retired(values: dict[str, Any], retired: dict[tuple[str, str], Any]) -> dict[str, Any]:
-    """The settings without those that are gone, where they have the value that everybody had."""
-    out = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-    for (group, name), value in retired.items():
-        if isinstance(out.get(group), dict) and out[group].get(name) == value:
-            del out[group][name]
-    return out
-
-
-def claim(path: Path, config: Config) -> None:
-    """Makes the directory, or checks that it belongs to this config."""
+def check_same(path: Path, config: Config, may_differ: set[str], advice: str) -> None:
+    """Raises a UserError if the directory holds a run of another config."""
     file = path / "config.yaml"
-    if file.exists():
-        theirs, ours = flat(load_config(file)), flat(config)
-        different = [name for name in ours if theirs.get(name) != ours[name] and name not in MAY_CHANGE]
-        if different:
-            name = different[0]
+    theirs, ours = flat(load_config(file)) if file.exists() else {}, flat(config)
+    for name in ours:
+        if theirs and theirs.get(name) != ours[name] and name not in may_differ:
+            there = f"{name} is {theirs.get(name)} there and {ours[name]} here"
+            raise UserError(f"{path} belongs to another config: {there}; {advice}.")
+
+
+@contextmanager
+def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
+    """Makes and holds a directory, which `flag` named. A second process that wants it gets a clear error. The lock dies
+    with its holder."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = open(directory / ".lock", "a+")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"{directory} cannot be written ({error.strerror}); choose another {flag}.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
             raise UserError(
-                f"{path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; "
-                "choose another --run, or give the settings it was started with."
-            )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / ".lock").touch()
-    except OSError as error:
-        raise _not_writable(path, error) from None
-
-
-def write_config(path: Path, config: Config) -> None:
-    aside = path / ".aside-config.yaml"
-    try:
-        aside.write_text(yaml.safe_dump(as_plain(config), sort_keys=False))
-        os.replace(aside, path / "config.yaml")
-    except OSError as error:
-        raise _not_writable(path, error) from None
-
-
-def _not_writable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path} cannot be written ({error.strerror}); choose another --run.")
+                f"{directory} is in use by process {file.read().strip() or '?'}; stop it, or choose another directory."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,4 +1,4 @@
-"""A run: training it, resuming it, and evaluating what it learned.
+"""A run: training it, resuming it, evaluating what it learned, and a video (.gif or .mp4) of that.
 
     run = veldt.train("dqn", env="CartPole-v1", steps=60_000)
     run.evaluate(20).mean_return
@@ -9,13 +9,15 @@ has a checkpoint goes on from it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from veldt import callables
@@ -23,19 +25,22 @@ from veldt.acting.actor import Evaluation, evaluate
 from veldt.acting.policy import LocalPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.counters import Counters
-from veldt.envs import EnvLike, make_env
+from veldt.envs import EnvLike, Envs, make_env
 from veldt.errors import UserError
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
 from veldt.experiment.directory import default_directory, load_config
 from veldt.experiment.session import Session
-from veldt.experiment.settings import override
+from veldt.experiment.settings import check, override, refuse_without_effect
 from veldt.learning import params
 from veldt.learning.params import LatestParams
 from veldt.records.step import EnvSpec
+from veldt.records.tree import Array
 from veldt.seeds import derive
 from veldt.watching.sinks import read_metrics
+
+SMALLEST = 160  # pixels of a video; smaller frames are enlarged
 
 
 class Run:
@@ -46,6 +51,8 @@ class Run:
 
     @property
     def config(self) -> Config:
+        if not (self.path / "config.yaml").exists():
+            raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
         return load_config(self.path / "config.yaml")
 
     @property
@@ -60,7 +67,7 @@ class Run:
         config, weights = self.config, self.checkpoints().weights()
         if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
-        env = config.envs().spec
+        env = config.env_spec()
         epsilon = config.eval.epsilon if epsilon is None else epsilon
         policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
         params.restore(policy.net, weights)
@@ -73,21 +80,15 @@ class Run:
         if epsilon is not None:
             check_value("epsilon", epsilon, between(0, 1))
         config = self.config
-        envs = make_env(env or config.env, min(episodes, 20), protocol=config.protocol)
-        try:
-            if env:
-                self._check_same(envs.spec)
+        with closing(make_env(env or config.env, min(episodes, 20), protocol=config.protocol)) as envs:
+            theirs, own = envs.spec, config.env_spec() if env else envs.spec
+            if own.observation != theirs.observation or own.action_space != theirs.action_space:
+                raise UserError(
+                    f"{theirs.name} has other observations or actions than {own.name}, which this run was trained on."
+                )
             found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), config.eval.max_length)
-            assert found is not None
-            return found
-        finally:
-            envs.close()
-
-    def _check_same(self, env: EnvSpec) -> None:
-        with contextlib.closing(self.config.envs()) as envs:
-            own = envs.spec
-        if own.observation != env.observation or own.action_space != env.action_space:
-            raise UserError(f"{env.name} has other observations or actions than {own.name}, which this run was trained on.")
+        assert found is not None
+        return found
 
     def weights_hash(self) -> str:
         """sha256 of the last weights, by name and value."""
@@ -123,8 +124,8 @@ def train(
     config = override(base, overrides | ({"env": name} if name else {}))
     if config.demos:  # absolute: the run may be resumed from another directory
         config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))
-    rules.check(config)
-    rules.refuse_without_effect(config, base)
+    check(config)
+    refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
     Session(config, path, quiet).run()
     return Run(path)
@@ -132,10 +133,70 @@ def train(
 
 def resume(run: str | Path, quiet: bool = False, **overrides: Any) -> Run:
     """Goes on with a run from its last checkpoint."""
-    path = Path(run)
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
-    config = override(load_config(path / "config.yaml"), overrides)
-    rules.check(config)
-    Session(config, path, quiet).run()
-    return Run(path)
+    done = Run(run)
+    config = override(done.config, overrides)
+    check(config)
+    Session(config, done.path, quiet).run()
+    return done
+
+
+def check_video(path: Path) -> None:
+    if path.suffix not in (".gif", ".mp4"):
+        raise UserError(f"A video is a .gif or an .mp4 file, not {path.name!r}.")
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"The directory of {path} does not exist.")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise UserError(f"{path} cannot be written.")
+
+
+def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, epsilon: float | None = None) -> int:
+    """Records one greedy episode and returns its number of frames; `epsilon` as in `Run.policy`."""
+    check_video(path)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a display
+    policy = run.policy(epsilon)
+    frames: list[Array] = []
+    with closing(run.config.envs(1, render=True)) as envs:
+        fps = int(envs.env.metadata.get("render_fps") or 30)
+        record = envs.reset(derive(seed, "evaluation"))
+        while len(frames) < max_frames:
+            frames.append(_frame(envs))
+            if record["last"][0]:
+                break
+            policy.send(0, record)
+            out = policy.recv(0)
+            assert out is not None
+            record = envs.step(out["action"])
+    _write(path, frames, fps)
+    return len(frames)
+
+
+def _frame(envs: Envs) -> Array:
+    try:
+        rendered = envs.env.render()
+    except NotImplementedError:
+        rendered = None
+    frame = rendered[0] if isinstance(rendered, list | tuple) and rendered else rendered
+    if not isinstance(frame, np.ndarray):
+        raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
+    if frame.dtype != np.uint8:  # MinAtar renders floats from 0 to 1
+        frame = (frame * (255 if frame.max() <= 1 else 1)).clip(0, 255).round().astype(np.uint8)
+    larger = max(1, SMALLEST // min(frame.shape[:2]))
+    return frame.repeat(larger, 0).repeat(larger, 1)
+
+
+def _write(path: Path, frames: list[Any], fps: int) -> None:
+    every = 1
+    options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}  # the codec needs an even width and height
+    if path.suffix == ".gif":
+        every = max(1, round(fps / 25))  # few viewers show more than 25 frames per second
+        options = {"duration": round(1000 * every / fps), "loop": 0}
+    try:
+        import imageio
+
+        imageio.mimwrite(path, frames[::every], **options)
+    except ImportError:
+        raise UserError(
+            "Videos need imageio, imageio-ffmpeg and Pillow; install them with: pip install 'veldt[video]'."
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error}).") from None

@@ -1,36 +1,40 @@
-"""Session: one stretch of training, from the start or a checkpoint to the end or an interruption."""
+"""Session: one stretch of training, from the start or a checkpoint to the end or an interruption.
+
+`Session._train` is the loop; `Progress` writes the lines of metrics, and `Saving` the checkpoints, when they are due.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+import yaml
 
 from veldt import metrics
-from veldt.demos.set import Demos
 from veldt.errors import UserError
-from veldt.experiment.checkpoint import Checkpoint, Checkpoints, exclusive
+from veldt.experiment.checkpoint import Checkpoint, Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import claim, write_config
-from veldt.experiment.introduction import count_parameters, introduction
-from veldt.experiment.launch import check_device, check_gate, make_runtime
-from veldt.experiment.progress import Progress
-from veldt.experiment.ram import RamPlan, plan_ram
-from veldt.experiment.saving import Saving
+from veldt.experiment.directory import MAY_CHANGE, check_same, exclusive
+from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
 from veldt.experiment.settings import as_plain
-from veldt.machine import format_bytes
-from veldt.program import Program
-from veldt.records.step import EnvSpec
+from veldt.files import replace_text
+from veldt.machine import core_count, format_bytes, process_age, used_memory
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
-from veldt.topologies import make_program
+from veldt.watching.bottleneck import Rates, bottleneck
 from veldt.watching.sinks import JsonLines, Metrics, Sink, TensorBoard, Wandb, log_to
 from veldt.watching.view import Screen
 
 log = logging.getLogger("veldt")
+EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted
+MEMORY_S = 2.0  # between two looks at the RAM of all processes
+LONGEST_RATE_S = 10.0  # that a rate is taken over, where lines are further apart
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,30 +43,6 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int, path: Path) -> None:
         super().__init__(f"stopped by signal {number}; {path} can be resumed")
         self.code = 128 + number
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a config leads to, made before anything is written."""
-
-    env: EnvSpec
-    net: nn.Module
-    program: Program
-    ram: RamPlan
-
-
-def prepare(config: Config) -> Prepared:
-    """Raises a UserError for all that cannot work on this machine, in this environment."""
-    check_device(config.device)
-    check_gate(config.gate)
-    envs = config.envs()
-    env = envs.spec
-    envs.close()
-    config.algorithm.check(env)
-    if config.demos:
-        Demos.open(config.demos).check(env, config.protocol)
-    program, net = make_program(config, env), config.algorithm.network(env)
-    return Prepared(env, net, program, plan_ram(config, env, program, count_parameters(net)))
 
 
 class Session:
@@ -74,12 +54,11 @@ class Session:
     def run(self) -> None:
         config, prepared = self.config, prepare(self.config)
         torch.set_num_threads(config.threads)
-        claim(self.path, config)
+        check_same(self.path, config, MAY_CHANGE, "choose another --run, or give the settings it was started with")
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
             checkpoints.clean()
-            declarations = metrics.declared(prepared.program.nodes.values())
-            self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet, declarations)
+            self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet, prepared.declarations)
             try:
                 self._start(prepared, checkpoints, checkpoints.load())
             except Exception:
@@ -93,11 +72,10 @@ class Session:
     def _start(self, prepared: Prepared, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:
         config, number = self.config, checkpoint.number if checkpoint else 0
         self._introduce(prepared, checkpoint)
-        write_config(self.path, config)
-        declarations = metrics.declared(prepared.program.nodes.values())
-        metrics.save(declarations, self.path)
+        replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
+        metrics.save(prepared.declarations, self.path)
         lines = Metrics(self._sinks())
-        self.progress = Progress(config, prepared.ram, lines, declarations)
+        self.progress = Progress(prepared, lines)
         self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks)
         try:
             runtime = make_runtime(config, self.path, number, self.screen.say)
@@ -108,7 +86,6 @@ class Session:
         finally:
             self.saving.wait()
             lines.close()
-        self.screen.close()
         self._conclude(resumed_from=number)
 
     def _train(self, nodes: Nodes) -> None:
@@ -123,10 +100,11 @@ class Session:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
 
     def _save_last(self, nodes: Nodes) -> None:
-        scheduled = nodes.count("env_steps") >= self.config.steps
+        scheduled = nodes.count("env_steps") >= self.config.steps  # unscheduled: an interruption's
         nodes.cut()
         self.progress.log(nodes)
-        if not self.saving.save_last(nodes, scheduled):
+        self.saving.wait()
+        if not self.saving.save(nodes, scheduled):
             raise UserError(
                 f"The last checkpoint could not be written (see {self.path / 'log.txt'}); free disk space, and go on from "
                 f"the one before with: veldt resume {self.path}"
@@ -140,17 +118,17 @@ class Session:
             nodes.resume(number)
         if checkpoint is not None or (self.path / "metrics.jsonl").stat().st_size:  # an earlier start without a checkpoint
             clocks = self.progress.clocks(nodes)
-            self.progress.metrics.write({**clocks, "resumed_from": clocks["learner_steps"]})
+            self.progress.lines.write({**clocks, "resumed_from": clocks["learner_steps"]})
         self.saving.begin(nodes, number)
         self.progress.begin(nodes)
 
     def _introduce(self, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
-        config, env, ram = self.config, prepared.env, prepared.ram
-        for line in introduction(config, env, prepared.net, ram, self.path):
+        config, blocks = self.config, self.config.envs_per_actor * self.config.schema(prepared.env).fresh
+        for line in introduction(prepared, self.path):
             self.screen.say(line)
-        if config.runtime == "inline" and 0 < config.checkpoint.every < config.envs_per_actor * config.schema(env).fresh:
+        if config.runtime == "inline" and 0 < config.checkpoint.every < blocks:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
-        log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(ram.store.nbytes))
+        log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(prepared.store.nbytes))
         if checkpoint is not None:
             steps = checkpoint.manifest["env_steps"]
             self.screen.say(f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps")
@@ -176,3 +154,152 @@ class Session:
         self.interrupted = number
         if self.nodes is not None:
             self.nodes.stop()
+
+
+class Progress:
+    def __init__(self, prepared: Prepared, lines: Metrics) -> None:
+        self.prepared, self.config, self.lines = prepared, prepared.config, lines
+        config = self.config
+        self.rates = Rates(min(config.log.every, LONGEST_RATE_S), prepared.declarations)
+        self.one_thread = config.topology == "single" or config.runtime == "inline"
+        self.constants = {
+            "actors": config.actors,
+            "envs": config.actors * config.envs_per_actor,
+            "cores": core_count(),
+            "queue": config.queue,
+            "samples_per_insert": config.store.samples_per_insert,
+            "store_capacity": prepared.store.capacity,
+            "store_min_size": config.store.min_size,
+            "store_once": config.store.selector == "fifo",
+            "inference_device": config.central.device or config.device,
+        }
+        self.earlier_s = 0.0  # of the sessions before this one
+        self._began = self._last_line = time.monotonic()
+        self._evaluations = self._first_step = 0
+        self._evaluation_s = 0.0
+        self._first_update: dict[str, float] | None = None  # of this session; empty once it is logged
+        self._ram_at, self._ram_used = -math.inf, 0
+
+    def begin(self, nodes: Nodes) -> None:
+        """The nodes are restored, and about to work."""
+        self._evaluations, self._first_step = nodes.count("evaluations"), nodes.count("learner_steps")
+        self._evaluation_s = EVALUATION_S if nodes.live else 0.0
+        nodes.metrics()  # of the time in which they stood still
+        self.rates.begin(self.clocks(nodes), nodes.resources()[0])
+        self._last_line = time.monotonic()
+
+    def clocks(self, nodes: Nodes) -> dict[str, Any]:
+        """What every line and every checkpoint begins with."""
+        time_s = self.earlier_s + time.monotonic() - self._began
+        return {
+            "time_s": round(time_s, 3),
+            "env_steps": nodes.count("env_steps"),
+            "learner_steps": nodes.count("learner_steps"),
+        }
+
+    def log_if_due(self, nodes: Nodes) -> None:
+        self._note_first_update(nodes)
+        since = time.monotonic() - self._last_line
+        evaluated = nodes.count("evaluations") != self._evaluations and since >= self._evaluation_s
+        if since >= self.config.log.every or evaluated:
+            self.log(nodes)
+
+    def log(self, nodes: Nodes) -> None:
+        self._note_first_update(nodes)
+        now = time.monotonic()
+        line = self.clocks(nodes) | nodes.metrics() | (self._first_update or {})
+        line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
+        line |= self._derived(line, nodes)
+        if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
+            line["bottleneck"] = sentence
+        if self._first_update:
+            self._first_update = {}
+        self._last_line = now
+        if not self._evaluation_s or "eval_return" in line:
+            self._evaluations = nodes.count("evaluations")
+        self.lines.write(line)
+
+    def _note_first_update(self, nodes: Nodes) -> None:
+        if self._first_update is None and nodes.count("learner_steps") > self._first_step:
+            self._first_update = {"first_update_s": process_age(), "first_update_time_s": self.clocks(nodes)["time_s"]}
+
+    def _derived(self, line: dict[str, Any], nodes: Nodes) -> dict[str, Any]:
+        """What follows from the line before, and from the settings."""
+        out: dict[str, Any] = self.rates.of(line, nodes.resources()[0])
+        if line.get("store_inserted"):
+            out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
+        if out.get("env_steps_per_s"):
+            out["left_s"] = max(0, self.config.steps - line["env_steps"]) / out["env_steps_per_s"]
+        if "lag_updates" in line and out.get("learner_steps_per_s"):
+            out["lag_s"] = line["lag_updates"] / out["learner_steps_per_s"]
+        if "wait/inference" in line:
+            out["busy/policy"] = max(0.0, 1.0 - line["wait/inference"])
+        elif "busy/env" in line:
+            out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
+        return out | self.constants
+
+    def _used(self, nodes: Nodes) -> int:
+        if time.monotonic() - self._ram_at >= MEMORY_S:
+            self._ram_at, self._ram_used = time.monotonic(), used_memory(*nodes.resources())
+        return self._ram_used
+
+
+class Saving:
+    def __init__(self, checkpoints: Checkpoints, every: int, clocks: Callable[[Nodes], dict[str, Any]]) -> None:
+        self.checkpoints, self.every, self.clocks = checkpoints, every, clocks
+        self.number = 0  # of the last checkpoint
+        self.saved_at = 0  # env steps of the last checkpoint that was written
+        self._next = math.inf  # env steps
+        self._writer: threading.Thread | None = None
+
+    def begin(self, nodes: Nodes, number: int) -> None:
+        """The nodes are new, or as in this checkpoint."""
+        steps = nodes.count("env_steps")
+        self.number, self.saved_at = number, steps if number else 0
+        self._schedule(steps)
+
+    def save_if_due(self, nodes: Nodes) -> None:
+        if nodes.count("env_steps") < self._next or (self._writer is not None and self._writer.is_alive()):
+            return
+        if nodes.live:  # they go on: their state is copied, and a thread writes it
+            self._writer = threading.Thread(target=self._copy(nodes, scheduled=True), name="checkpoint", daemon=True)
+            self._writer.start()
+        else:
+            self.save(nodes, scheduled=True)
+
+    def save(self, nodes: Nodes, scheduled: bool) -> bool:
+        """The nodes stand still: a checkpoint is also a cut, see `Exact resume` in docs/decisions.md. False: it could not
+        be written."""
+        saved = self._copy(nodes, scheduled, cut=True)()
+        nodes.resume(self.number)
+        return saved
+
+    def wait(self) -> None:
+        """Waits for a checkpoint that is being written."""
+        while self._writer is not None and self._writer.is_alive():
+            self._writer.join(1.0)
+
+    def _schedule(self, steps: int) -> None:
+        self._next = (steps // self.every + 1) * self.every if self.every else math.inf
+
+    def _copy(self, nodes: Nodes, scheduled: bool, cut: bool = False) -> Callable[[], bool]:
+        """Copies the state of the nodes, and returns what writes it."""
+        began = time.monotonic()
+        self.number += 1
+        number = self.number
+        if cut:
+            nodes.cut()
+            snapshot, clocks = nodes.snapshot(), self.clocks(nodes)  # a learner may step until its state is taken
+        else:
+            clocks, snapshot = self.clocks(nodes), nodes.snapshot()
+        self._schedule(clocks["env_steps"])
+
+        def write() -> bool:
+            saved = self.checkpoints.save(number, snapshot, {**clocks, "scheduled": scheduled})
+            if saved:
+                self.saved_at = clocks["env_steps"]
+                pause = "" if cut else f"; the learner stood still for {1000 * snapshot.paused:.1f} ms"
+                log.info("checkpoint %d at %d env steps, %.3f s%s", number, self.saved_at, time.monotonic() - began, pause)
+            return saved
+
+        return write

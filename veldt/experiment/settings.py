@@ -1,12 +1,19 @@
-"""Settings by name: reading, changing and writing the fields of nested dataclasses."""
+"""Settings: a config's fields by dotted name, rules between them, and which of them have no effect."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from veldt import bounds
+from veldt.envs import is_atari
 from veldt.errors import UserError, did_you_mean
+from veldt.experiment.config import Config
+from veldt.machine import core_count
+
+ACTORS_PER_CORE = 16
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -23,12 +30,11 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def as_plain(config: Any) -> dict[str, Any]:
     """A config as nested dicts of numbers, strings and lists, for YAML and JSON."""
-    plain: dict[str, Any] = dataclasses.asdict(config, dict_factory=_plain_dict)
-    return plain
 
+    def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in items}
 
-def _plain_dict(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}
+    return dict(dataclasses.asdict(config, dict_factory=plain))
 
 
 def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
@@ -62,9 +68,10 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     if isinstance(like, bool) or isinstance(value, bool):
         if isinstance(value, bool) and isinstance(like, bool):
             return value
-    elif isinstance(like, float) and (isinstance(value, int | float) or _is_number(value)):
-        return float(value)
-    elif isinstance(like, int) and isinstance(value, int | float) and math.isfinite(value) and int(value) == value:
+    elif isinstance(like, float):
+        with contextlib.suppress(TypeError, ValueError):
+            return float(value)  # YAML reads 5e-4 as a string
+    elif isinstance(like, int) and isinstance(value, int | float) and float(value).is_integer():
         return int(value)
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
         if not like or all(type(part) is type(like[0]) for part in value):
@@ -74,10 +81,124 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     raise UserError(f"{name} must be a {type(like).__name__}, not {value!r}.")
 
 
-def _is_number(value: Any) -> bool:
-    """YAML reads 5e-4 as a string."""
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+def check(config: Config) -> None:
+    """Raises a UserError for settings that cannot work."""
+    bounds.check(config)
+    for problem in _problems(config):
+        raise UserError(problem)
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """What is wrong with settings that are within their bounds, but do not go together."""
+    gate, store = config.gate, config.store
+    most, unrolls = ACTORS_PER_CORE * core_count(), config.topology == "impala"
+    if config.topology == "single" and config.actors > 1:
+        yield f"{config.recipe} has one actor, not {config.actors}; apex-dqn and impala have several."
+    if config.runtime == "local" and config.actors > most:
+        yield (
+            f"{config.actors} actors are too many for {core_count()} cores: at most {most}; give each of them more "
+            "environments with --envs-per-actor."
+        )
+    if (gate.certificate or gate.key or gate.token_file) and not gate.listen:
+        yield "gate.token_file, gate.certificate and gate.key need --gate.listen HOST:PORT."
+    if bool(gate.certificate) != bool(gate.key):
+        yield "TLS needs both gate.certificate and gate.key."
+    if config.runtime == "inline" and (config.transport == "grpc" or gate.listen):
+        yield "--transport grpc and --gate.listen need --runtime local: inline is a single process."
+    if config.inference == "central" and config.envs_per_actor % config.central.groups:
+        yield (
+            f"{config.envs_per_actor} environments cannot be split into {config.central.groups} groups of equal size; "
+            "change --envs-per-actor or --central.groups."
+        )
+    if store.selector == "fifo" and not unrolls:
+        yield f"store.selector fifo is a queue of unrolls, as impala has; {config.recipe} has none."
+    if store.selector == "prioritized" and unrolls:
+        yield "impala has no priorities: use store.selector fifo or uniform."
+    if store.selector == "fifo" and (store.samples_per_insert != 1 or store.slack or config.learner.prefetch != 1):
+        yield (
+            "A queue (store.selector fifo) gives each unroll once: it needs store.samples_per_insert 1, store.slack 0 "
+            "and learner.prefetch 1."
+        )
+    if config.recipe == "r2d3" and not config.demos:
+        yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
+    if config.demos and store.selector == "fifo":
+        yield f"{config.recipe} uses each step once, from a queue: it cannot learn from demonstrations."
+    if config.protocol and not is_atari(config.env):
+        yield f"protocol {config.protocol!r} is for Atari (ALE/...), not for {config.env}."
+
+
+class Scope(NamedTuple):
+    """Settings that have an effect only in some configs."""
+
+    names: tuple[str, ...]  # dotted; a group ends in a dot
+    effective: Callable[[Config], bool]
+    needs: str  # completes `it needs ...`
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == own or (own.endswith(".") and str(name).startswith(own)) for own in self.names)
+
+
+def _separate(config: Config) -> bool:
+    """Whether actors have processes of their own."""
+    return config.runtime == "local" and (config.topology != "single" or config.inference == "central")
+
+
+def _convolutional(config: Config) -> bool:
+    """Whether the environment's name says that it has images, and the network's class follows from that."""
+    named = flat(config).get("algorithm.convnet", "auto")
+    return (is_atari(config.env) or config.env.startswith("MinAtar/")) and named != "mlp"
+
+
+SCOPES = (
+    Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
+    Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
+    Scope(("step_timeout",), lambda c: c.runtime == "local", "--runtime local"),
+    Scope(("queue", "transport", "gate."), _separate, "--runtime local, and actors in processes of their own"),
+    Scope(
+        ("gate.seats", "gate.token_file", "gate.certificate", "gate.key"),
+        lambda c: bool(c.gate.listen),
+        "--gate.listen HOST:PORT",
+    ),
+    Scope(("gate.compress",), lambda c: c.transport == "grpc", "--transport grpc"),
+    Scope(("central.",), lambda c: c.inference == "central", "--inference central"),
+    Scope(("actor.refresh",), lambda c: c.inference == "local", "--inference local"),
+    Scope(("demos",), lambda c: c.store.selector != "fifo", "a replay store (this recipe has a queue)"),
+    Scope(("demo_ratio",), lambda c: bool(c.demos) or c.recipe == "r2d3", "--demos DIRECTORY"),
+    Scope(
+        ("store.alpha", "store.beta", "store.first_priorities"),
+        lambda c: c.store.selector == "prioritized",
+        "--store.selector prioritized",
+    ),
+    Scope(
+        ("store.actors_wait",),
+        lambda c: c.store.selector != "fifo" and c.store.samples_per_insert > 0,
+        "a replay store with --store.samples-per-insert",
+    ),
+    Scope(
+        ("learner.decay", "learner.momentum", "learner.centered"),
+        lambda c: c.learner.optimizer == "rmsprop",
+        "--learner.optimizer rmsprop",
+    ),
+    Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam or rmsprop"),
+    Scope(("algorithm.hidden",), lambda c: not _convolutional(c), "observations that are vectors (images have a CNN)"),
+)
+
+
+def without_effect(config: Config) -> dict[str, str]:
+    """The settings that have no effect in this config, and what each of them needs."""
+    idle = [scope for scope in SCOPES if not scope.effective(config)]
+    return {name: scope.needs for name in flat(config) for scope in reversed(idle) if name in scope}
+
+
+def refuse_without_effect(config: Config, recipe: Config) -> None:
+    """Raises a UserError for a setting that was given and has no effect: it is neither the recipe's nor the default."""
+    values, usual, default = flat(config), flat(recipe), flat(defaults(config))
+    for name, needs in without_effect(config).items():
+        if values[name] not in (usual.get(name), default[name]):
+            raise UserError(f"{name} has no effect here: it needs {needs}.")
+
+
+def defaults(config: Any) -> Any:
+    """A config of the same classes in which every setting has its class's default."""
+    parts = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return type(config)(**{name: defaults(part) for name, part in parts.items() if dataclasses.is_dataclass(part)})

@@ -1,4 +1,32 @@
-"""Spec: a sweep's file, checked, and the runs that it asks for."""
+"""Sweeps: one experiment of many runs (settings x grid x seeds), described by a YAML file.
+
+    name: ladder-deepsea          # default: the file's stem
+    recipe: apex-dqn
+    env: veldt/DeepSea-v0
+    seeds: [0, 1, 2]              # or a number n: 0 ... n-1
+    at_once: 2                    # runs at the same time; default 1
+    episodes: 20                  # greedy episodes of the last evaluation
+    reach: 0.9                    # optional: also report when an evaluation first reached this return
+    timeout_s: 600                # per run; a run that takes longer is stopped and counts as failed; default: a day
+    set: {steps: 30_000, eval.every: 2_000}     # for every run
+    settings:                     # by name; each may have its own recipe: and env:
+      ladder: {}
+      one epsilon 0.1: {actor.alpha: 0, actor.epsilon: 0.1}
+    grid:                         # all combinations, for each of the settings if there are any
+      learner.lr: [1e-3, 1e-4]
+
+Every run is an ordinary `veldt train` in its own directory, followed by `veldt eval`, in a child process that dies with
+the sweep. The same command again skips finished runs and resumes the others.
+
+    sweeps/NAME/sweep.yaml               the file that was run
+                table.md, curves.png     the results
+                SETTING/seed-0/          the run's directory
+                        seed-0.yaml      its config
+                        seed-0.log       its output
+                        seed-0.json      its last evaluation; the run is finished once this file exists
+
+Here: the file, checked, and the runs that it asks for. `experiment.trials` runs them and makes a table of the results.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +44,11 @@ from typing import Any
 import yaml
 
 from veldt.errors import UserError, did_you_mean
-from veldt.experiment import recipes, rules
+from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, load_config
-from veldt.experiment.launch import check_device
-from veldt.experiment.settings import flat
+from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml
+from veldt.experiment.prepare import check_device
+from veldt.experiment.settings import check, refuse_without_effect
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -60,16 +88,7 @@ class Trial:
 
     def check(self) -> None:
         """Raises a UserError if the directory holds a run of another config."""
-        if not (self.path / "config.yaml").exists():
-            return
-        theirs, ours = flat(load_config(self.path / "config.yaml")), flat(self.config)
-        different = [name for name in ours if theirs.get(name) != ours[name] and name not in MAY_DIFFER]
-        if different:
-            name = different[0]
-            raise UserError(
-                f"{self.path} belongs to another config: {name} is {theirs.get(name)} there and {ours[name]} here; "
-                "delete that directory to start over, or choose another --dir."
-            )
+        check_same(self.path, self.config, MAY_DIFFER, "delete that directory to start over, or choose another --dir")
 
     def result(self, episodes: int) -> dict[str, Any] | None:
         """The last evaluation of a finished run."""
@@ -124,12 +143,7 @@ class _Loader(yaml.SafeLoader):
 
 def read_spec(path: Path) -> Spec:
     """Reads and checks a sweep's file: builds all configs, and makes and closes their environments."""
-    try:
-        values = _Loader(path.read_text()).get_single_data()
-    except FileNotFoundError:
-        raise UserError(f"There is no {path}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
+    values = read_yaml(path, _Loader)
     try:
         return _spec(values, path.stem)
     except UserError as error:
@@ -150,36 +164,26 @@ def _spec(values: Any, stem: str) -> Spec:
         name,
         _read_settings(values),
         seeds,
-        at_once=_integer("at_once", values.get("at_once", 1)),
-        episodes=_integer("episodes", values.get("episodes", 20)),
-        reach=None if reach is None else _number("reach", reach),
-        timeout_s=_positive("timeout_s", values.get("timeout_s", TIMEOUT_S)),
+        at_once=int(_number("at_once", values.get("at_once", 1), whole=True)),
+        episodes=int(_number("episodes", values.get("episodes", 20), whole=True)),
+        reach=None if reach is None else _number("reach", reach, positive=False),
+        timeout_s=_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
         plain={**values, "name": name, "seeds": list(seeds)},
     )
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any, positive: bool = True, whole: bool = False) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # YAML reads 1e3 as a string
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
         raise UserError(f"{name} must be a number, not {value!r}.")
-    return number
-
-
-def _positive(name: str, value: Any) -> float:
-    number = _number(name, value)
-    if number <= 0:
+    if positive and number <= 0:
         raise UserError(f"{name} must be greater than 0, not {value!r}.")
-    return number
-
-
-def _integer(name: str, value: Any) -> int:
-    number = _positive(name, value)
-    if number != int(number):
+    if whole and not number.is_integer():
         raise UserError(f"{name} must be an integer, not {value!r}.")
-    return int(number)
+    return number
 
 
 def _read_seeds(value: Any) -> tuple[int, ...]:
@@ -221,13 +225,12 @@ def _setting(name: str, values: dict[str, Any]) -> Setting:
     recipe, env = str(values.pop("recipe")), str(values.pop("env"))
     try:
         config = recipes.make(recipe, env, **values)
-        rules.check(config)
-        rules.refuse_without_effect(config, recipes.make(recipe, env))
+        check(config)
+        refuse_without_effect(config, recipes.make(recipe, env))
         check_device(config.device)
-        envs = config.envs()
-        envs.close()
-        config.algorithm.check(envs.spec)
-        return Setting(name, config, store_size(config, config.schema(envs.spec)).nbytes)
+        spec = config.env_spec()
+        config.algorithm.check(spec)
+        return Setting(name, config, store_size(config, config.schema(spec)).nbytes)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 

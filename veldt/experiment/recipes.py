@@ -1,0 +1,235 @@
+"""Recipes: named settings that are known to work.
+
+    config = recipes.make("dqn", env="CartPole-v1", seed=3)
+
+Numbers for Atari are the papers'; those for small tasks were tuned here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+
+from veldt.algorithms.dpg import DPG
+from veldt.algorithms.dqn import DQN
+from veldt.algorithms.r2d2 import R2D2
+from veldt.algorithms.vtrace import VTraceActorCritic
+from veldt.envs import is_atari
+from veldt.errors import UserError, did_you_mean
+from veldt.experiment.config import (
+    ActorConfig,
+    CheckpointConfig,
+    Config,
+    EvalConfig,
+    GaussianConfig,
+    LadderConfig,
+    StoreConfig,
+    UnrollConfig,
+)
+from veldt.experiment.settings import override
+from veldt.learning.learner import LearnerConfig
+from veldt.machine import core_count
+
+PRIORITIZED = StoreConfig(slack=0.05, selector="prioritized")
+SEQUENCES = replace(PRIORITIZED, alpha=0.9, beta=0.6)
+QUEUE = StoreConfig(selector="fifo", min_size=0, samples_per_insert=1.0)
+RMSPROP = LearnerConfig(optimizer="rmsprop", decay=0.95, clip_norm=40.0)
+
+
+def is_minatar(env: str) -> bool:
+    return env.startswith("MinAtar/")
+
+
+def distributed(recipe: str, topology: str, env: str) -> Config:
+    """Two actors in processes of their own."""
+    evaluation = EvalConfig(episodes=20, max_length=10_000)
+    return Config(recipe=recipe, topology=topology, env=env, actors=2, runtime="local", eval=evaluation)
+
+
+def atari(config: Config, protocol: str, epsilon: float) -> Config:
+    """200 million frames; one actor a core, but for the learner's."""
+    return replace(
+        config,
+        protocol=protocol,
+        steps=50_000_000,
+        actors=max(1, core_count() - 1),
+        eval=EvalConfig(every=250_000, episodes=10, epsilon=epsilon),
+        checkpoint=CheckpointConfig(every=1_000_000),
+    )
+
+
+def dqn(env: str) -> Config:
+    """DQN (Mnih et al. 2015) in one process. Atari: the paper's numbers. MinAtar and small tasks: tuned here."""
+    config = Config(recipe="dqn", env=env)
+    if is_atari(env):
+        return replace(
+            # Without random actions an agent may never serve in Breakout, and the episode lasts for 27,000 steps.
+            atari(config, protocol="dqn", epsilon=0.05),
+            actors=1,
+            threads=min(8, core_count()),
+            algorithm=DQN(gamma=0.99, history=4, clip_reward=1.0),
+            actor=ActorConfig(block=64, epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
+            store=StoreConfig(capacity="1_000_000", min_size=50_000, samples_per_insert=8.0),
+            learner=replace(RMSPROP, batch=32, lr=2.5e-4, eps=0.01, momentum=0.95, clip_norm=0.0, target_every=10_000),
+            checkpoint=CheckpointConfig(every=250_000),
+        )
+    learner = LearnerConfig(target_every=250, anneal=True, prefetch=4)
+    if is_minatar(env):
+        return replace(
+            config,
+            steps=500_000,
+            algorithm=DQN(n=3, double=True, dueling=True),
+            actor=ActorConfig(block=16, epsilon_end=0.02, epsilon_steps=50_000),
+            store=StoreConfig(capacity="100_000", selector="prioritized", min_size=5_000, samples_per_insert=16.0),
+            learner=replace(learner, batch=32, lr=5e-4, target_every=500),
+            eval=EvalConfig(every=25_000, episodes=20, max_length=10_000),
+            checkpoint=CheckpointConfig(every=100_000),
+        )
+    return replace(config, algorithm=DQN(n=3, double=True), learner=learner)
+
+
+def apex_dqn(env: str) -> Config:
+    """Ape-X DQN (Horgan et al. 2018): many actors, one prioritized store, one learner. Atari: the paper's numbers."""
+    config = distributed("apex-dqn", "apex", env)
+    if is_atari(env):
+        return replace(
+            atari(config, protocol="apex", epsilon=0.001),
+            algorithm=DQN(n=3, double=True, dueling=True, huber=False, history=4, clip_reward=1.0),
+            actor=LadderConfig(refresh=100),  # 400 frames
+            store=replace(
+                PRIORITIZED,
+                capacity="2_000_000",
+                min_size=50_000,
+                samples_per_insert=8.0,  # the paper's free-running learner samples an item 1.3 times, with 360 actors
+                actors_wait=False,
+            ),
+            learner=replace(RMSPROP, batch=512, lr=6.25e-5, eps=1.5e-7, target_every=2_500, publish_every=10, prefetch=2),
+        )
+    learner = LearnerConfig(anneal=True, publish_every=10, prefetch=4)
+    if is_minatar(env):
+        return replace(
+            config,
+            steps=2_000_000,
+            algorithm=DQN(n=3, double=True, dueling=True),
+            actor=LadderConfig(),
+            store=replace(PRIORITIZED, capacity="100_000", min_size=5_000, samples_per_insert=4.0),
+            learner=replace(learner, lr=5e-4, target_every=500),
+            eval=replace(config.eval, every=100_000),
+            checkpoint=CheckpointConfig(every=200_000),
+        )
+    return replace(
+        config,
+        steps=100_000,
+        algorithm=DQN(n=10, double=True),
+        # With few environments the paper's ladder makes half of them nearly greedy; a flatter one learns faster.
+        actor=LadderConfig(alpha=3.0),
+        store=replace(PRIORITIZED, capacity="20_000", min_size=1_000, samples_per_insert=4.0),
+        learner=replace(learner, lr=3e-3, target_every=50),
+        eval=replace(config.eval, every=10_000),
+        checkpoint=CheckpointConfig(every=40_000),
+    )
+
+
+def apex_dpg(env: str) -> Config:
+    """Ape-X DPG (Horgan et al. 2018): continuous actions. MuJoCo: the paper's numbers, but 2 actors. Others: tuned here."""
+    config = distributed("apex-dpg", "apex", env)
+    config = replace(config, actor=GaussianConfig(), eval=replace(config.eval, every=10_000))
+    learner = LearnerConfig(batch=256, clip_norm=0.0, target_every=100, publish_every=10, prefetch=4)
+    if "mujoco" in str(getattr(gym.registry.get(env), "entry_point", "")):
+        return replace(
+            config,
+            steps=1_000_000,
+            algorithm=DPG(n=5),
+            store=replace(PRIORITIZED, capacity="1_000_000", min_size=10_000, samples_per_insert=128.0),
+            learner=replace(learner, lr=1e-4),
+            checkpoint=CheckpointConfig(every=100_000),
+        )
+    return replace(
+        config,
+        steps=100_000,
+        algorithm=DPG(n=3, critic=(128, 128), actor=(64, 64)),
+        store=replace(PRIORITIZED, capacity="100_000", min_size=2_000, samples_per_insert=32.0),
+        learner=replace(learner, lr=1e-3),
+        checkpoint=CheckpointConfig(every=50_000),
+    )
+
+
+def r2d2(env: str) -> Config:
+    """R2D2 (Kapturowski et al. 2019): Ape-X with an LSTM, learned from sequences. Atari: the paper's numbers."""
+    config = distributed("r2d2", "apex", env)
+    if is_atari(env):
+        return replace(
+            atari(config, protocol="r2d2", epsilon=0.001),
+            algorithm=R2D2(history=4),
+            actor=LadderConfig(block=320, refresh=400),
+            store=replace(SEQUENCES, capacity="4_000_000", min_size=5_000, samples_per_insert=0.8, actors_wait=False),
+            learner=LearnerConfig(batch=64, lr=1e-4, eps=1e-3, clip_norm=40.0, target_every=2_500, publish_every=10),
+        )
+    small, units = is_minatar(env), 128 if is_minatar(env) else 64
+    return replace(
+        config,
+        steps=2_000_000 if small else 200_000,
+        algorithm=R2D2(gamma=0.99, n=3, burn_in=8, length=16, stride=8, lstm=units, head=units, hidden=(64,)),
+        actor=LadderConfig(block=64, alpha=3.0),
+        store=replace(SEQUENCES, capacity="100_000", min_size=200, samples_per_insert=8.0),
+        learner=LearnerConfig(
+            batch=32, lr=1e-3, anneal=True, eps=1e-5, clip_norm=40.0, target_every=200, publish_every=5, prefetch=4
+        ),
+        eval=replace(config.eval, every=20_000),
+        checkpoint=CheckpointConfig(every=100_000),
+    )
+
+
+def r2d3(env: str) -> Config:
+    """R2D3 (Gulcehre et al. 2020): r2d2 that also learns from demonstrations; give them with --demos."""
+    return replace(r2d2(env), recipe="r2d3", demo_ratio=1 / 256 if is_atari(env) else 0.25)
+
+
+def impala(env: str) -> Config:
+    """IMPALA (Espeholt et al. 2018): many actors, a queue, an actor-critic with V-trace. Atari: the paper's numbers."""
+    config = replace(distributed("impala", "impala", env), actor=UnrollConfig())
+    if is_atari(env):
+        return replace(
+            atari(config, protocol="dqn", epsilon=1.0),  # evaluations sample from the policy
+            algorithm=VTraceActorCritic(history=4, clip_reward=1.0, entropy_cost=0.01, sum_losses=True),
+            store=replace(QUEUE, capacity=str(64 * 20)),
+            learner=replace(RMSPROP, batch=32, centered=False, lr=6e-4, anneal=True, eps=0.01, decay=0.99, publish_every=1),
+        )
+    small = is_minatar(env)
+    return replace(
+        config,
+        steps=4_000_000 if small else 300_000,
+        algorithm=VTraceActorCritic(normalize=True, entropy_cost=0.02 if small else 0.01),
+        store=replace(QUEUE, capacity=str(16 * 20)),
+        learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
+        eval=replace(config.eval, every=200_000 if small else 30_000),
+        checkpoint=CheckpointConfig(every=500_000 if small else 100_000),
+    )
+
+
+def seed_vtrace(env: str) -> Config:
+    """SEED RL (Espeholt et al. 2020) with V-trace: impala, but one process computes the actions of all actors."""
+    return replace(impala(env), recipe="seed-vtrace", inference="central")
+
+
+RECIPES: dict[str, Callable[[str], Config]] = {
+    "dqn": dqn,
+    "apex-dqn": apex_dqn,
+    "apex-dpg": apex_dpg,
+    "impala": impala,
+    "seed-vtrace": seed_vtrace,
+    "r2d2": r2d2,
+    "r2d3": r2d3,
+}
+
+
+def make(recipe: str, env: str = "CartPole-v1", **overrides: Any) -> Config:
+    """The config of a recipe, with overrides by dotted name: `make("dqn", "CartPole-v1", **{"learner.lr": 1e-4})`."""
+    if recipe not in RECIPES:
+        known = ", ".join(RECIPES)
+        raise UserError(f"There is no recipe {recipe!r}.{did_you_mean(recipe, RECIPES) or f' There are: {known}.'}")
+    config: Config = override(RECIPES[recipe](env), overrides)
+    return config
