@@ -88,6 +88,9 @@ class Uniform(Prioritized):
     def update(self, leaves: Array, priorities: Array) -> None:
         """The masses stay as they are."""
 
+    def weights(self, probability: Array, size: int) -> Array:
+        return np.ones(len(probability), np.float32)
+
     def raw_weights(self, probability: Array, size: int) -> Array:
         return np.ones(len(probability))
 
