@@ -4,8 +4,6 @@ run = veldt.train("dqn", env="CartPole-v1", steps=60_000)
 run.evaluate(20).mean_return
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"

@@ -7,8 +7,6 @@ class LearnerConfig:
 check(config)  # UserError: learner.lr must be greater than 0, not 0.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -4,8 +4,6 @@ A function that cannot be imported by name (a lambda, or one of an interactive s
 the name `local:qualname`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Compiles small array functions with numba, except in light processes, where importing numba would take longer than it
 saves. So these functions are vectorized, which is fast in both cases."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

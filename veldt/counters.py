@@ -1,7 +1,5 @@
 """Counters of a run: how many env steps, learner steps and episodes there were, over all nodes of a scope."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from veldt.shared import PrivateRows, Rows

@@ -1,7 +1,5 @@
 """Errors that the command line prints without a traceback of its own."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Writes files atomically, and verifies them: safetensors, their hashes, and syncing to disk."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Resources of this machine: free and used RAM, cores, and the age of this process."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Seeds: one per run, from which every named random stream gets its own."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 Here are the seams, and what they are where there is but one process; runtimes have others.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from veldt.records.tree import Tree, read_only

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM, for commands that have to finish something before they stop."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -3,8 +3,6 @@
 How much each environment explores: an epsilon, or the standard deviation of noise; 0 is greedy.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -10,8 +10,6 @@ Gaussian noise on actions                   `explore`, in units of half the acti
 n-step returns, priority |y - q|            see `base.ActionValues`
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 

@@ -9,8 +9,6 @@ n-step returns (Rainbow, Ape-X)             `n`                                 
 prioritized replay (Schaul et al. 2016)     the store's selector                 its eq. 1, priority |y - Q|
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 

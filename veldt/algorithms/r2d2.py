@@ -15,8 +15,6 @@ trained if it took an action and its n-step return is complete; only such steps 
 are both under h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple

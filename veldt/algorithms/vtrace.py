@@ -12,8 +12,6 @@ LSTM over features, last action and reward  `lstm`; reset where an episode begin
 "no correction", "1-step importance sampling" of the paper's comparison          `correction`
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal

@@ -4,8 +4,6 @@ The limits are two plain loops that run side by side, as a learner and an actor 
 network and batch, the other acts with the same network in the same environments and does nothing else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics

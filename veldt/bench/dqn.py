@@ -1,7 +1,5 @@
 """DQN on CartPole against Stable-Baselines3: env steps a second at equal network, batch and updates per step."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time

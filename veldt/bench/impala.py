@@ -5,8 +5,6 @@ takes bare torch steps on a batch that is there. As each step that was acted is 
 would come to cores / (1 / acted + 1 / trained) steps a second: the rates of one core each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

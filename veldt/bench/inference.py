@@ -15,8 +15,6 @@ With a learner, actors wait where it is slower than they are: under central infe
 their blocks, which no latency shows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

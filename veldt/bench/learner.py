@@ -5,8 +5,6 @@ backward, clip, Adam. Same network, same batch. For R2D2 that includes the burn-
 episodes.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from typing import Any

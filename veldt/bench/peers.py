@@ -1,7 +1,5 @@
 """Shared by benchmarks of whole runs: rates of a running program, runs of `veldt train`, bare loops, scripts of peers."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Env steps per second over the number of actors, without a learner, in an environment that keeps its core busy."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Timing: contenders take turns, so that noise of the machine affects all of them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics

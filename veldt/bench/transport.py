@@ -5,8 +5,6 @@ out of the ring. Whoever waits looks again for a while (spins) before it sleeps,
 Atari frames, which a process of its own puts into a ring and this one copies into an arena, as a store does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -3,8 +3,6 @@
 May import all other packages; only `veldt.__main__` imports it.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import tyro

@@ -1,7 +1,5 @@
 """veldt actor: acts for a run on another machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

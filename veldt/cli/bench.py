@@ -1,7 +1,5 @@
 """veldt bench: measures Veldt on this machine, against its limits and against other libraries."""
 
-from __future__ import annotations
-
 import json
 from pkgutil import resolve_name
 from typing import Any

@@ -1,7 +1,5 @@
 """veldt demos: verifies and describes a demonstration set."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """veldt eval: plays greedy episodes with the last weights of a run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

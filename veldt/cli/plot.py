@@ -1,7 +1,5 @@
 """veldt plot: learning curves, or rates, of one or several runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated

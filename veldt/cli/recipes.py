@@ -1,7 +1,5 @@
 """veldt recipes: what can be trained."""
 
-from __future__ import annotations
-
 from veldt.experiment.recipes import RECIPES
 
 

@@ -1,7 +1,5 @@
 """veldt record: an expert, or the policy of a run, plays episodes for a demonstration set."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """veldt resume: continues a run from its last checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

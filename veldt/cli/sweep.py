@@ -1,7 +1,5 @@
 """veldt sweep: an experiment of many runs, its table and its curves."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from pathlib import Path

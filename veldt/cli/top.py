@@ -1,7 +1,5 @@
 """veldt top: watches a run from another terminal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

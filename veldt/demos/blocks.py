@@ -1,7 +1,5 @@
 """Cuts the episodes of a demonstration set into blocks for a store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recording: writes a demonstration set. `record` plays episodes with a policy, such as a Scripted expert."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

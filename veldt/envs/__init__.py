@@ -9,8 +9,6 @@
 May import records and Gymnasium; no torch.
 """
 
-from __future__ import annotations
-
 from veldt.envs import recall as recall  # registers the built-in environments
 from veldt.envs import small as small  # registers the built-in environments
 from veldt.envs.make import EnvLike, is_atari, make_env

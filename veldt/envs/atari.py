@@ -5,8 +5,6 @@ Other settings of the papers are named protocols. The window stacks frames (`his
 (`clip_reward`). A lost life reaches the learner as discount 0 in the middle of an episode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """make_env: environments from a Gymnasium id, `module:callable` or a callable; MinAtar (Young and Tian 2019) too."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Environments that need a recurrent network, registered as `veldt/Name-v0`, and experts that solve them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any

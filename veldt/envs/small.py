@@ -1,7 +1,5 @@
 """Small environments with known optima, registered as `veldt/Name-v0`."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Envs: a Gymnasium vector environment as a source of step records (`veldt.records.step`)."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any, cast
 

@@ -11,8 +11,6 @@ A checkpoint is written aside, synced and renamed: it is there as a whole or not
 store: only the blocks that are new since the last one are written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

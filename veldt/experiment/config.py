@@ -3,8 +3,6 @@
 `experiment.settings` changes a config by names and checks it, `experiment.recipes` makes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """A run directory: whose it is, and its config.yaml. (Checkpoints are in `experiment.checkpoint`.)"""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -4,8 +4,6 @@ It is told over its stream what to build (`assignment`), as JSON: names and numb
 loads neither torch nor numba.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Before training: what a config needs on this machine and whether it has that, its runtime, and what is printed."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 from collections.abc import Callable

@@ -5,8 +5,6 @@
 Numbers for Atari are the papers'; those for small tasks were tuned here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

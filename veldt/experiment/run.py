@@ -7,8 +7,6 @@ Its directory holds config.yaml, metrics.jsonl, TensorBoard events, log.txt and 
 has a checkpoint goes on from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

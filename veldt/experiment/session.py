@@ -3,8 +3,6 @@
 `Session._train` is the loop; `Progress` writes the lines of metrics, and `Saving` the checkpoints, when they are due.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Settings: a config's fields by dotted name, rules between them, and which of them have no effect."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -28,8 +28,6 @@ the sweep. The same command again skips finished runs and resumes the others.
 Here: the file, checked, and the runs that it asks for. `experiment.trials` runs them and makes a table of the results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """The trials of a sweep: runs them in child processes, several at a time, and makes a table of the finished ones."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

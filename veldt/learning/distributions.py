@@ -4,8 +4,6 @@ A network outputs the `size` parameters of a distribution, and a recorder stores
 `normalize` turns a network's output into parameters: log probabilities, or means and log standard deviations.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 feed -> loss -> one flat gradient -> updater -> publisher
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

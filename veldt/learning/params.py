@@ -1,7 +1,5 @@
 """Weights: one flat vector of a network, the service that hands out the newest, and the publisher that a learner has."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Returns: pure functions of columns `[..., T]`, in NumPy or torch."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numba

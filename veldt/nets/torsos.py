@@ -1,7 +1,5 @@
 """Torsos: observations -> features [B, F], which of them an environment gets, and networks made by a user's function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple

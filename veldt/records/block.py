@@ -7,8 +7,6 @@ A window that starts at fresh step o trains the rows of steps o ... o + length -
 so a block has K / stride of them. Context missing at the ends of a stream is padding with valid=False.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

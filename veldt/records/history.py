@@ -1,7 +1,5 @@
 """What a network sees: observations, stacked over the last rows of their episode where the algorithm has a history."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

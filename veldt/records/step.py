@@ -18,8 +18,6 @@ NEXT_STEP autoreset emits. Time is shifted once, in the loss, in words.
 A Box observation is the column `obs`; a Dict observation is one column `obs/key` for each key.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

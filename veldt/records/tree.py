@@ -1,7 +1,5 @@
 """Flat dicts of arrays, their description, and how one row of them lies in memory."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple

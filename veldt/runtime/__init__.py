@@ -11,8 +11,6 @@
 Imports `program`, `ports`, `shared`, `metrics`, `counters` and `records.tree`; knows no role.
 """
 
-from __future__ import annotations
-
 from veldt.runtime.base import Nodes, Runtime, Stuck
 from veldt.runtime.inline import Inline
 

@@ -1,7 +1,5 @@
 """What all runtimes have in common: the protocols of a runtime and of a running program, and the host of its nodes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

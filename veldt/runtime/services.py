@@ -1,7 +1,5 @@
 """Services: call a node for callers in other processes. They follow from the node's ports (`veldt.ports`)."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

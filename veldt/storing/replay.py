@@ -3,8 +3,6 @@
 Mixture: the replay of a run, and one of demonstrations beside it (R2D3; Gulcehre et al. 2020).
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any, ClassVar
 

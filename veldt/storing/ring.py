@@ -4,8 +4,6 @@ Block number `serial` is in slot serial % n_slots. Its s-th window start is leaf
 again, and has the key serial * S + s, which is never used again: so a key whose block is gone is recognised.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from operator import attrgetter
 from typing import Any, ClassVar

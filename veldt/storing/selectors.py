@@ -4,8 +4,6 @@ Items are leaves: integers below `leaves`. A leaf that holds no item has no mass
 the largest so far are what a checkpoint saves.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numba

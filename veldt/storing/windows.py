@@ -1,7 +1,5 @@
 """Copying windows of consecutive rows out of the blocks of a store, as fast as memory can be copied."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -3,8 +3,6 @@
 Each kind has a builder of its own, because a runtime reads from a builder's annotation which class its node will be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

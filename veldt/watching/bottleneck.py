@@ -4,8 +4,6 @@ Which link waits, and which is busy, follows from the declared metrics: a node o
 metrics are declared for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -6,8 +6,6 @@ A link that is not in this chain is a row of its own, after the others. A line m
 older version wrote it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

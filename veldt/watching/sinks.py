@@ -3,8 +3,6 @@
 A full disk never stops training: a line that cannot be written is dropped, with one error in the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

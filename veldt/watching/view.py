@@ -3,8 +3,6 @@
 A line may lack any number: it is shown as "-" or left out. `Screen` is the terminal that a run was started from.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -1,7 +1,5 @@
 """What both ends of a gRPC stream between a run and an actor have in common: addresses, tokens, timing, options of gRPC."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from dataclasses import dataclass

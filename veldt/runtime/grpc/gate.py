@@ -5,8 +5,6 @@ it may be killed at any moment, and its successor continues from the rings. A me
 ring, sent again until then, and dropped if it is a duplicate: each arrives once, and in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -4,8 +4,6 @@ A message that was put is kept here until the run acknowledges it, and is sent a
 answers that arrive twice are dropped. So each message arrives once, and in order (see gate.py).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Seats: places for actors that share no memory with the run. A seat connects an actor to the rings, cells and counts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

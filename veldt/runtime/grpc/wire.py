@@ -6,8 +6,6 @@ refer to them by number. A frame is checked before anything of it is kept: its l
 and floats finite. It needs no checksum: it travels within one host, or under TLS. Nothing here is ever unpickled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -5,8 +5,6 @@ store's blocks are in shared memory of the supervisor, so none is lost. That mem
 the kernel kills every process whose parent has died, so nothing is left behind, whichever process is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -13,8 +13,6 @@ The kernel kills each when its parent dies (PR_SET_PDEATHSIG), so a SIGKILL of t
 descendants. Supervisor and zygote exchange JSON messages and descriptors over a private socket pair.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -4,8 +4,6 @@ There are no locks. A writer that is killed in the middle of a write leaves an u
 overwrites.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import zlib
