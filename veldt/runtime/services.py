@@ -111,7 +111,7 @@ def is_no(result: Any) -> bool:
     return isinstance(result, BOOLS) and not result
 
 
-def unpack(port: Port, node: Any, message: Tree, integers: list[int]) -> Sequence[Any]:
+def unpack(port: Port, node: Any, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
     """The arguments in a message; `integers` is the end of its header."""
     args = port.codec.unpack(node, message)
     if integers:
@@ -119,7 +119,7 @@ def unpack(port: Port, node: Any, message: Tree, integers: list[int]) -> Sequenc
     return args
 
 
-def fill(args: list[Any], port: Port, integers: list[int]) -> list[Any]:
+def fill(args: list[Any], port: Port, integers: Sequence[int]) -> list[Any]:
     for i, integer in zip(port.keys, integers, strict=True):
         args[i] = integer
     return args
@@ -196,12 +196,13 @@ class CallService:
 
     def _take(self, channel: int, message: Tree) -> bool:
         """Passes one request to the node. False: not now."""
-        index, number, *key_parts = message[PORT].tolist()
+        header = message[PORT].tolist()
+        index, number, key = header[0], header[1], tuple(header[2:])
         if number in self._answered[channel]:
             self._done[channel].add(number)
             return True
         port, method = self._ports[index]
-        args, key = self._unpack(port, message, key_parts), tuple(key_parts)
+        args = self._unpack(port, message, key)
         if port.kind != CALL:
             self._withdraw((channel, self._names[port.cancels], key))
             method(*args)
@@ -219,7 +220,7 @@ class CallService:
         self._open[place] = Request(index, key, number, channel)
         return True
 
-    def _unpack(self, port: Port, message: Tree, integers: list[int]) -> Sequence[Any]:
+    def _unpack(self, port: Port, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
         """The arguments in a message. A ring has the same views for all messages of a slot, so theirs are kept."""
         known = self._views.get(id(message))
         if known is not None and known[0] is message:

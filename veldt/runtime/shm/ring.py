@@ -36,6 +36,8 @@ def _ring_bytes(slots: int, slot_bytes: int) -> int:
 class Ring:
     """What reader and writer have in common. A message is a flat dict of arrays (a Tree); slots are reused in turn."""
 
+    writes = False  # otherwise views are read-only
+
     def __init__(self, fd: int) -> None:
         self.fd, self.slots = fd, 0
         self._shape = 0  # when it was mapped; 0: it is not
@@ -64,17 +66,18 @@ class Ring:
         found = self._views.get((slot, format_))
         if found is None:
             found = self._formats[format_].views(self._memory.map, self._at[slot] + SLOT_HEADER)
-            self._views[slot, format_] = found
+            self._views[slot, format_] = found if self.writes else read_only(found)
         return found
 
     def _holds(self, slot: int, number: int) -> bool:
         """Whether this slot holds message `number`, committed."""
         header = self._headers[slot]
+        if header[COMMIT] != number + 1:
+            return False
         format_ = header[FORMAT]
         if format_ >= len(self._formats):
             self._read_formats()
-        known = 0 <= format_ < len(self._formats)
-        return known and header[COMMIT] == number + 1 and header[LENGTH] == self._formats[format_].nbytes
+        return 0 <= format_ < len(self._formats) and header[LENGTH] == self._formats[format_].nbytes
 
     def _read_formats(self) -> None:
         memory = self._memory
@@ -89,17 +92,17 @@ class Ring:
     @property
     def waiting(self) -> int:
         """Messages written and not yet read."""
-        return self._words[HEAD] - self._words[TAIL] if self._map() else 0
+        return self._words[HEAD] - self._words[TAIL] if self._shape or self._map() else 0
 
     @property
     def written(self) -> int:
         """Messages ever written, over all incarnations of the writer."""
-        return self._words[HEAD] if self._map() else 0
+        return self._words[HEAD] if self._shape or self._map() else 0
 
     @property
     def popped(self) -> int:
         """Messages ever popped, over all incarnations of the reader."""
-        return self._words[TAIL] if self._map() else 0
+        return self._words[TAIL] if self._shape or self._map() else 0
 
 
 class Writer(Ring):
@@ -107,6 +110,8 @@ class Writer(Ring):
 
     The reader's bell rings with every message; with `later`, only once per call of `ring`.
     """
+
+    writes = True
 
     def __init__(
         self, fd: int, reader: Waker | None = None, budget: int = 16 << 20, max_slots: int = 64, later: bool = False
@@ -240,18 +245,11 @@ class Reader(Ring):
         if words[SHAPE] != self._shape:  # read after the head: the message may be the first in larger slots
             self._map()
         slot = number % self.slots
-        if not self._wait_intact(slot, number):
+        if not self._is_intact(slot, number) and not self._wait_intact(slot, number):
             raise Torn(f"message {number} of a ring was not committed, or changed after that")
         return slot
 
-    def _slot_views(self, slot: int, format_: int) -> Tree:
-        if (slot, format_) not in self._views:
-            read_only(super()._slot_views(slot, format_))
-        return self._views[slot, format_]
-
     def _wait_intact(self, slot: int, number: int) -> bool:
-        if self._is_intact(slot, number):
-            return True
         deadline = time.monotonic() + 1.0  # on CPUs that reorder stores, the last may become visible later
         while CHECKED and time.monotonic() < deadline:
             if self._is_intact(slot, number):
@@ -259,9 +257,9 @@ class Reader(Ring):
         return False
 
     def _is_intact(self, slot: int, number: int) -> bool:
-        header = self._headers[slot]
         if not self._holds(slot, number):
             return False
+        header = self._headers[slot]
         return header[CHECKSUM] < 0 or header[CHECKSUM] == zlib.crc32(self._bytes(slot, header[LENGTH]))
 
     def pop(self) -> None:
