@@ -47,7 +47,7 @@ def default_directory(config: Config) -> Path:
 
 def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     try:
-        return yaml.load(path.read_text(), loader)
+        return loader(path.read_text()).get_single_data()
     except FileNotFoundError:
         raise UserError(f"There is no {path}.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
