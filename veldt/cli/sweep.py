@@ -105,8 +105,7 @@ def _chosen(spec: Spec, only: tuple[str, ...]) -> set[str]:
     known = names | {setting.slug: setting.name for setting in spec.settings}
     for name in only:
         if name not in known:
-            hint = did_you_mean(name, known) or f" There are: {', '.join(names)}."
-            raise UserError(f"There is no setting {name!r}.{hint}")
+            raise UserError(f"There is no setting {name!r}.{did_you_mean(name, known, names)}")
     return {known[name] for name in only or names}
 
 

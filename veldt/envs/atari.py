@@ -42,8 +42,7 @@ def find_protocol(name: str) -> Protocol:
     """The protocol of this name; the default is dqn."""
     name = name or "dqn"
     if name not in PROTOCOLS:
-        hint = did_you_mean(name, PROTOCOLS) or f" There are: {', '.join(PROTOCOLS)}."
-        raise UserError(f"There is no Atari protocol {name!r}.{hint}")
+        raise UserError(f"There is no Atari protocol {name!r}.{did_you_mean(name, PROTOCOLS, PROTOCOLS)}")
     return PROTOCOLS[name]
 
 

@@ -153,8 +153,7 @@ def _spec(values: Any, stem: str) -> Spec:
         raise UserError("A sweep's file must hold keys, such as recipe, env and seeds.")
     for key in values:
         if key not in KEYS:
-            hint = did_you_mean(str(key), KEYS) or f" There are: {', '.join(KEYS)}."
-            raise UserError(f"There is no key {key!r}.{hint}")
+            raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), KEYS, KEYS)}")
     name, seeds, reach = str(values.get("name", stem)), _read_seeds(values.get("seeds")), values.get("reach")
     if not slug(name):
         raise UserError(f"name {name!r} must have a letter or a digit.")
