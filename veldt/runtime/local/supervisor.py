@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from veldt.counters import COLUMN, OF_STATE, Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
+from veldt.files import replace_text
 from veldt.metrics import Reports, declared
 from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
@@ -277,10 +278,8 @@ class Supervisor:
         table |= {each.name: {"pid": each.pid} for each in self.zygotes.values()}
         for child in self.children.values():
             table[child.name] = {"pid": child.pid, "restarts": child.restarts, "nodes": child.nodes}
-        aside = self.directory / ".aside-processes.json"
-        with contextlib.suppress(OSError):
-            aside.write_text(json.dumps(table, indent=1) + "\n")
-            os.replace(aside, self.directory / "processes.json")
+        with contextlib.suppress(UserError):
+            replace_text(self.directory / "processes.json", json.dumps(table, indent=1) + "\n")
 
     def stop(self) -> None:
         """Ends all processes and releases all resources."""
