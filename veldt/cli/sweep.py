@@ -82,7 +82,6 @@ def run(argv: list[str]) -> int:
 
 
 def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> None:
-    """Writes and prints the table, and draws the curves of the finished runs."""
     text = table(spec, scores(spec, trials), command)
     replace_text(directory / "table.md", text)
     groups: dict[str, list[Curve]] = {setting.name: [] for setting in spec.settings}

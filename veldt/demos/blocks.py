@@ -42,8 +42,6 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[B
 
 
 class _Sink:
-    """A store that collects every block."""
-
     def __init__(self) -> None:
         self.blocks: list[Block] = []
 

@@ -26,7 +26,6 @@ WAIT_S = 0.05
 
 
 def assign(config: Any, seat: int) -> dict[str, Any]:
-    """What the actor on this seat is to build."""
     from veldt.experiment.settings import as_plain
 
     i = config.actors + seat

@@ -115,7 +115,6 @@ class Lane:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is an answer to send."""
         return self.reader is not None and self.reader.written > self.sent
 
     def next_answer(self) -> bytes:
@@ -185,7 +184,6 @@ def make_seats(
     stream_writer: Callable[[Channel], Writer],
     call_writer: Callable[[Channel], Writer],
 ) -> list[Seat]:
-    """The seats of a plan, over the rings and cells of this host."""
     assert plan.gate is not None
     gate, seats, records = plan.gate, [], SharedMemory(descriptors["gate seats"])
     cells = {cell: Latest(descriptors[cell]) for found in gate.cells.values() for cell in found}

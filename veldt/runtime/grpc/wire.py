@@ -182,7 +182,6 @@ class Formats:
 
 
 def parse_formats(described: Any) -> list[Format]:
-    """The formats that `Formats.described` described."""
     try:
         return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in described]
     except (TypeError, ValueError, OverflowError):

@@ -43,8 +43,6 @@ COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the 
 
 
 class Answer(NamedTuple):
-    """What a process has answered to an order."""
-
     result: Any
     counts: dict[str, list[int]]  # its rows of counts, with its state
     state: dict[str, dict[str, Any]]  # by node
@@ -101,14 +99,12 @@ class Supervisor:
             records.words(8 * RECORD * i, RECORD)[INCARNATION] = self.first
 
     def _fork_all(self, light: bool) -> None:
-        """Forks all processes of a zygote, once it is ready."""
         self.zygotes[light].wait_ready()
         self.zygotes[light].share(self.descriptors)
         for child in self._children_of(light):
             self._fork(child)
 
     def _children_of(self, light: bool) -> list[Child]:
-        """The processes that the zygote of this kind forks."""
         return [child for child in self.children.values() if child.light == light]
 
     def _fork(self, child: Child) -> None:
@@ -252,7 +248,6 @@ class Supervisor:
         return sum(int(rows.table[child.index].sum()) for rows in self.rows.values())
 
     def work(self) -> int:
-        """The sum of all counts of all processes."""
         return sum(int(rows.table.sum()) for rows in self.rows.values())
 
     def _replace_zygote(self, light: bool, error: Exception) -> None:
@@ -282,7 +277,6 @@ class Supervisor:
             replace_text(self.directory / "processes.json", json.dumps(table, indent=1) + "\n")
 
     def stop(self) -> None:
-        """Ends all processes and releases all resources."""
         try:
             if self.children:
                 self._end_processes()

@@ -147,8 +147,8 @@ def read_state(fd: int) -> dict[str, dict[str, Any]]:
 class Latest:
     """The newest version of a value, for one writer and many readers. Weights are published this way.
 
-    There are two slots: the parity of the version says which one is complete.
-    A reader keeps its copy only if the version has not changed meanwhile. A writer that is killed has not changed it.
+    There are two slots: the parity of the version says which one is complete. A reader keeps its copy only if the version
+    has not changed meanwhile. A writer that is killed has not changed it.
     """
 
     def __init__(self, fd: int) -> None:
