@@ -106,6 +106,18 @@ def select(batch: Batch, index: Any) -> Batch:
     return Batch(host, starts, batch.weights.cpu().numpy()[index], batch.device)
 
 
+def counter_record(obs: Any, longest: int = 12) -> dict[str, Any]:
+    """The step record that `Counter` must give with this observation."""
+    env, episode, t, action = (int(x) for x in obs)
+    last = t == Counter.length(env, episode, longest)
+    return {
+        "reward": Counter.reward(env, episode, t, action),
+        "discount": 0.0 if last and Counter.terminates(env, episode) else 1.0,
+        "first": t == 0,
+        "last": last,
+    }
+
+
 class Faulty(Counter):
     """A Counter some of whose observations leave their space."""
 
@@ -291,7 +303,7 @@ class Rig:
             for name in rows:
                 assert (rows[name][j] == truth[name][lane]).all(), (name, j, rows[name][j], truth[name][lane])
             obs = rows["obs"][j]
-            record = Counter.record(obs)
+            record = counter_record(obs)
             cut = stream.flushed and at == len(stream.rows) - 1
             assert rows["reward"][j] == record["reward"] and rows["discount"][j] == record["discount"], (obs, record)
             assert rows["first"][j] == record["first"], (obs, record)

@@ -46,8 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             print(__version__)
             return 0
         if argv[0] not in COMMANDS:
-            hint = did_you_mean(argv[0], COMMANDS) or f" There are: {', '.join(COMMANDS)}."
-            raise UserError(f"There is no command {argv[0]!r}.{hint}")
+            raise UserError(f"There is no command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS, COMMANDS)}")
         if _wants_processes(argv):
             zygote.start_early()  # its imports run in parallel with ours
             if {"seed-vtrace", "central", "--inference=central"} & set(argv):

@@ -74,7 +74,6 @@ def check_value(name: str, value: Any, bound: Bound) -> None:
 
 @functools.cache
 def _bounds(kind: Any) -> dict[str, Bound]:
-    """The bounds that a dataclass declares, by field."""
     hints = get_type_hints(kind, include_extras=True)
     extras = ((name, extra) for name, hint in hints.items() for extra in getattr(hint, "__metadata__", ()))
     return {name: extra for name, extra in extras if isinstance(extra, Bound)}

@@ -30,7 +30,6 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def local() -> dict[str, Callable[..., Any]]:
-    """The functions that only this process knows, by name."""
     for name in [*_unloaded]:
         find(f"{LOCAL}:{name}")
     return dict(_local)

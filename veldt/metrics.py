@@ -60,7 +60,6 @@ class Metric:
                 raise ValueError(f"metric {self.name}: {value!r} is not one of {', '.join(values)}")
 
     def of(self, kind: str) -> Metric:
-        """The metric of a node of this name."""
         name, text = (x.replace("{kind}", kind) for x in (self.name, self.text))
         return replace(self, name=name, text=text, link=self.link or kind)
 
@@ -192,7 +191,6 @@ for _kind, _metrics in {"run": RUN, **NODES, "stream": STREAM}.items():
 
 
 def declared(nodes: Iterable[Node]) -> Declarations:
-    """The metrics of all these nodes, of the runtime and of the run."""
     out = Declarations(PACKAGE)
     for node in nodes:
         out.add(node.role, getattr(node.node_class, "METRICS", ()))  # any class can be a node: most declare nothing
@@ -200,7 +198,6 @@ def declared(nodes: Iterable[Node]) -> Declarations:
 
 
 def merge(parts: Iterable[Mapping[str, float]], declarations: Declarations = PACKAGE) -> dict[str, float]:
-    """What several nodes report, as one report."""
     values: dict[str, list[float]] = {}
     for part in parts:
         for name, x in part.items():

@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 
 class Placeholder(NamedTuple):
-    """Stands, in the arguments of a node, for something that the runtime gives to it."""
-
     what: str
 
 
@@ -48,14 +46,10 @@ ROWS: Any = Placeholder("rows")  # integers, a row of which each process owns (`
 
 
 class Ref(NamedTuple):
-    """Stands for a node in the arguments of another."""
-
     name: str
 
 
 class ArrayRef(NamedTuple):
-    """Stands for an array that several nodes map."""
-
     name: str
 
 
@@ -87,7 +81,6 @@ class Node:
 
     @property
     def node_class(self) -> type:
-        """The class of the object that it will be."""
         build = self.build
         while isinstance(build, functools.partial):
             build = build.func
@@ -180,7 +173,6 @@ class Given:
     placeholders: Mapping[str, Any] = field(default_factory=dict)
 
     def resolve(self, value: Any) -> Any:
-        """The value with every Ref, ArrayRef and Placeholder replaced."""
         if isinstance(value, Ref):
             return self.nodes[value.name]
         if isinstance(value, ArrayRef):

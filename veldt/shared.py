@@ -18,8 +18,6 @@ class Cell(Protocol):
 
 
 class PrivateCell:
-    """A cell of one process."""
-
     def __init__(self) -> None:
         self._newest: tuple[int, Tree] | None = None
 
@@ -41,8 +39,6 @@ class Rows(Protocol):
 
 
 class PrivateRows:
-    """Rows of one process."""
-
     def __init__(self) -> None:
         self._counts = [0] * WIDTH
         self.stopping = False

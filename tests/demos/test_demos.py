@@ -23,7 +23,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import Faulty, Tracer, examples, window_starts
+from oracles import Faulty, Tracer, counter_record, examples, window_starts
 from safetensors.numpy import load_file, save_file
 from test_cli import refused
 from test_run import tiny
@@ -142,7 +142,7 @@ def test_records_are_those_of_the_environment(tmp_path: Path, small_shards: None
         assert episode["obs"][1:, 3].tolist() == episode["action"][:-1].tolist(), "taken AT t"
         assert episode["action"][-1] == 0 and episode["valid"].all()
         for t, obs in enumerate(episode["obs"]):
-            expected = Counter.record(obs)
+            expected = counter_record(obs)
             assert {name: episode[name][t] for name in expected} == expected
         assert demos.lengths[number] == length
         assert demos.returns[number] == sum(Counter.reward(*obs) for obs in episode["obs"].tolist())
@@ -401,8 +401,8 @@ def test_every_window_is_a_piece_of_one_episode(counter: Demos, window: Window, 
     rows = {**spec.step, "action": spec.action, **algorithm.extras(spec)}
     schema = Schema(rows, window, strides * window.stride, algorithm.state(spec))
     episodes, found = list(counter.episodes()), []
-    for number, (block, priorities) in enumerate(cut_blocks(counter, schema, algorithm)):
-        assert priorities is None and block.items.any()
+    for number, block in enumerate(cut_blocks(counter, schema, algorithm)):
+        assert block.items.any()
         columns = block.columns()
         for s in np.flatnonzero(block.items):
             place = s * window.stride
@@ -426,8 +426,8 @@ def test_blocks_go_into_a_store_and_every_sample_is_a_record_of_one_episode(coun
     algorithm = DQN(n=3, history=2)
     schema = Schema({**spec.step, "action": spec.action, **algorithm.extras(spec)}, algorithm.window, 8)
     store = Replay(schema, Prioritized(64 * 8, 0), MinSize(), 10**6, 64)
-    for block, priorities in cut_blocks(counter, schema, algorithm):
-        assert store.insert(block, priorities)
+    for block in cut_blocks(counter, schema, algorithm):
+        assert store.insert(block, None)
     store.check_valid()
     assert store.metrics()["store_items"] == counter.steps, "every action that was taken can be learned from, once"
     sample = store.sample(200)

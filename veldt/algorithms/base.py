@@ -207,7 +207,6 @@ class ActionValues(Observer):
         return x
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        """|y - q| of each step."""
         before = schema.window.before
         return self.first_errors(columns)[..., before : before + schema.fresh]
 
@@ -240,5 +239,4 @@ class ActionValues(Observer):
 
 
 def _put(index: Tensor, x: Tensor, other: Tensor) -> Tensor:
-    """x with the rows of `other` at these indices."""
     return x.index_copy(0, index, other[index])

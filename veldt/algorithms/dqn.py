@@ -87,7 +87,6 @@ def epsilon_greedy(q: Tensor, explore: Array, rng: np.random.Generator) -> Tree:
 
 @numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)
 def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
-    """action, q and v from two random numbers for each of n."""
     n, actions = q.shape
     action, q_taken, v = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)
     for i in range(n):

@@ -141,7 +141,6 @@ class R2D2(ActionValues):
         return unrescale(x, self.h_epsilon) if self.rescaling else x
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
-        """Of each window, from the values recorded while acting."""
         window, td = schema.window, self.first_errors(columns)
         trains = trainable(columns["valid"], columns["last"], window.lookahead)
         starts = [slice(s, s + window.length) for s in range(window.before, window.before + schema.fresh, window.stride)]
@@ -176,7 +175,6 @@ class R2D2(ActionValues):
         return Loss({"": loss}, self._window_priority(td.detach().abs(), trains), metrics)
 
     def ahead(self, target: nn.Module, batch: Batch) -> Ahead:
-        """All of the loss that needs only the target network."""
         assert isinstance(target, RecurrentQ)
         rows, state = self.sequence(target, batch, batch.starts), self._initial_state(batch.starts)
         trained = slice(self.history - 1 + self.burn_in, None)

@@ -27,8 +27,7 @@ def run(argv: list[str]) -> int:
         return 0
     name, flags = argv[0], [word for word in argv[1:] if word != "--json"]
     if name not in BENCHES:
-        hint = did_you_mean(name, BENCHES) or f" There are: {', '.join(BENCHES)}."
-        raise UserError(f"There is no benchmark {name!r}.{hint}")
+        raise UserError(f"There is no benchmark {name!r}.{did_you_mean(name, BENCHES, BENCHES)}")
     kind: Any = resolve_name(BENCHES[name])
     example = f"{kind.__doc__}\n\n--json prints one JSON object on the last line.\n\nExample: veldt bench {name} --json"
     bench = parse(kind, flags, prog=f"veldt bench {name}", description=example)

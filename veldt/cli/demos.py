@@ -52,7 +52,6 @@ def describe(demos: Demos) -> list[str]:
 
 
 def histogram(x: Array) -> list[str]:
-    """Counts of x [n] in ten ranges of equal size, as lines with bars."""
     low, high = float(x.min()), float(x.max())
     bins = BINS if high > low else 1
     place = np.minimum((x - low) / (high - low) * bins, bins - 1).astype(np.int64) if high > low else np.zeros(len(x), int)

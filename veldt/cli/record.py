@@ -85,7 +85,6 @@ def run(argv: list[str]) -> int:
 
 
 def _make_player(args: Record) -> tuple[Envs, Policy]:
-    """One environment, and the policy that plays it."""
     path = Path(args.policy)
     if path.is_dir():
         return _greedy(args, path)
@@ -125,7 +124,6 @@ def _check_protocol(env: str, protocol: str) -> None:
 
 @contextmanager
 def _progress(args: Record) -> Iterator[Callable[[Recording], None]]:
-    """Shows progress: a bar on a terminal, plain lines elsewhere."""
     console, printed = Console(), time.monotonic()
     bar = Progress(BarColumn(), TextColumn("{task.description}"), console=console, transient=True)
     task = bar.add_task("", total=args.episodes)

@@ -82,7 +82,6 @@ def run(argv: list[str]) -> int:
 
 
 def report(spec: Spec, trials: list[Trial], directory: Path, command: str) -> None:
-    """Writes and prints the table, and draws the curves of the finished runs."""
     text = table(spec, scores(spec, trials), command)
     replace_text(directory / "table.md", text)
     groups: dict[str, list[Curve]] = {setting.name: [] for setting in spec.settings}
@@ -105,8 +104,7 @@ def _chosen(spec: Spec, only: tuple[str, ...]) -> set[str]:
     known = names | {setting.slug: setting.name for setting in spec.settings}
     for name in only:
         if name not in known:
-            hint = did_you_mean(name, known) or f" There are: {', '.join(names)}."
-            raise UserError(f"There is no setting {name!r}.{hint}")
+            raise UserError(f"There is no setting {name!r}.{did_you_mean(name, known, names)}")
     return {known[name] for name in only or names}
 
 

@@ -13,7 +13,7 @@ from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
 
 
-def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[tuple[Block, None]]:
+def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[Block]:
     """The episodes as blocks of a run's schema. No window has steps of two episodes.
 
     The columns that an algorithm records beside the action are zero, and so is its recurrent state (Gulcehre et al. 2020),
@@ -42,12 +42,10 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[t
 
 
 class _Sink:
-    """A store that collects every block."""
-
     def __init__(self) -> None:
-        self.blocks: list[tuple[Block, None]] = []
+        self.blocks: list[Block] = []
 
     def insert(self, block: Block, priorities: Array | None) -> bool:
         assert priorities is None, priorities
-        self.blocks.append((block, None))
+        self.blocks.append(block)
         return True

@@ -32,8 +32,6 @@ MAX_LENGTH = 27_000  # steps; 108K Atari frames
 
 
 class Recording:
-    """Writes a demonstration set: shards as they fill, the manifest last."""
-
     def __init__(self, directory: Path, columns: Spec) -> None:
         self.directory, self.columns = directory, columns
         self.returns: list[float] = []

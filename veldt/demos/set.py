@@ -44,8 +44,6 @@ class Shard(NamedTuple):
 
 
 class Demos:
-    """A demonstration set whose manifest and shards were verified."""
-
     def __init__(self, path: Path) -> None:
         manifest = read_manifest(path)
         self.path, self.columns = path, read_columns(manifest)
@@ -125,7 +123,6 @@ class Demos:
         return loaded
 
     def _rows(self, *names: str) -> Tree:
-        """A few small columns of all rows."""
         found: dict[str, list[Array]] = {name: [] for name in names}
         for shard in self.shards:
             with safe_open(self.path / shard.file, "np") as file:

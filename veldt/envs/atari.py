@@ -20,8 +20,6 @@ from veldt.records.tree import Array
 
 @dataclass(frozen=True)
 class Protocol:
-    """The settings of a paper."""
-
     noops: int = 30  # an episode begins with 0 ... this many frames of no-ops
     sticky: float = 0.0  # probability that the emulator repeats the last action instead of the new one
     life_loss: bool = True  # a lost life ends the return, but not the episode
@@ -39,11 +37,9 @@ PROTOCOLS = {
 
 
 def find_protocol(name: str) -> Protocol:
-    """The protocol of this name; the default is dqn."""
     name = name or "dqn"
     if name not in PROTOCOLS:
-        hint = did_you_mean(name, PROTOCOLS) or f" There are: {', '.join(PROTOCOLS)}."
-        raise UserError(f"There is no Atari protocol {name!r}.{hint}")
+        raise UserError(f"There is no Atari protocol {name!r}.{did_you_mean(name, PROTOCOLS, PROTOCOLS)}")
     return PROTOCOLS[name]
 
 

@@ -135,7 +135,6 @@ class KeyDoor(gym.Env[Array, np.int64]):
         return self._observe(), 0.0, False, False, {}
 
     def is_free(self, row: int, column: int) -> bool:
-        """Whether the agent may move there."""
         wall, _, door, _ = self.grid[row, column].tolist()
         return not wall and (self.has_key or not door)
 

@@ -174,18 +174,6 @@ class Counter(gym.Env[Array, np.int64]):
         """Received on arriving at t by this action: an integer in -8 ... 8, 0 at t = 0."""
         return float(Counter.mix(env, episode, t, action) % 17 - 8) if t else 0.0
 
-    @staticmethod
-    def record(obs: Array, longest: int = 12) -> dict[str, Any]:
-        """The expected step record for this observation."""
-        env, episode, t, action = (int(x) for x in obs)
-        last = t == Counter.length(env, episode, longest)
-        return {
-            "reward": Counter.reward(env, episode, t, action),
-            "discount": 0.0 if last and Counter.terminates(env, episode) else 1.0,
-            "first": t == 0,
-            "last": last,
-        }
-
 
 class Spin(gym.Env[Array, np.int64]):
     """Keeps a core busy for `ms` milliseconds per step: for benchmarks of everything else."""

@@ -56,8 +56,6 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
-
     def __init__(self, directory: Path, keep: int = 2) -> None:
         self.directory, self.keep = directory, keep
         self.blocks = directory / "blocks"
@@ -127,7 +125,6 @@ class Checkpoints:
         return damaged
 
     def restore(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
-        """Brings a running program to the state of a checkpoint."""
         state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in checkpoint.manifest["nodes"].items()}
         for key, array in load_file(checkpoint.path / STATE).items():
             node, _, name = key.partition(":")

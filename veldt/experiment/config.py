@@ -1,7 +1,4 @@
-"""Config: everything a run depends on, as nested dataclasses with declared bounds.
-
-`experiment.settings` changes a config by names and checks it, `experiment.recipes` makes them.
-"""
+"""Config: everything a run depends on, as nested dataclasses with declared bounds."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -262,5 +259,4 @@ class Config:
 
     @property
     def refresh(self) -> int:
-        """Steps of an actor between two looks for newer weights."""
         return int(self.actor.refresh or self.actor.block or self.algorithm.window.stride)

@@ -35,7 +35,6 @@ MAY_CHANGE = {  # on resume
 
 
 def default_directory(config: Config) -> Path:
-    """A new one in runs/."""
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.env)
     stem = f"{config.recipe}-{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / stem, 1

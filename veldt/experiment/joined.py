@@ -4,7 +4,6 @@ It is told over its stream what to build (`assignment`), as JSON: names and numb
 loads neither torch nor numba.
 """
 
-import contextlib
 import os
 import secrets
 import time
@@ -27,7 +26,6 @@ WAIT_S = 0.05
 
 
 def assign(config: Any, seat: int) -> dict[str, Any]:
-    """What the actor on this seat is to build."""
     from veldt.experiment.settings import as_plain
 
     i = config.actors + seat
@@ -116,13 +114,11 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
     torch.set_num_threads(1)
     values = dict(told["config"])
     config = override(recipes.make(str(values["recipe"]), str(values["env"])), values)
-    with contextlib.closing(config.envs()) as envs:
-        env = envs.spec
     known = {
         "store": Proxy(ports_of(Store), link.session.ends("store", {})),
         "params": LatestParams(link.session.cells["cell params"]),
         "counters": Counters(link.session.rows),
     }
     program = Program()
-    add_actor(program, config, env, int(told["index"]), *(program.add(name, object) for name in known))
+    add_actor(program, config, config.env_spec(), int(told["index"]), *(program.add(name, object) for name in known))
     return _host(link, program, known)

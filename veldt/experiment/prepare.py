@@ -141,7 +141,6 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
 
 
 def make_gate(config: Config, token: str = "", certificate: bytes = b"", key: bytes = b"") -> Gate:
-    """gRPC for a config's own actors, and for those that may join."""
     from veldt.experiment.joined import assign
 
     seats = tuple(assign(config, seat) for seat in range(config.gate.remote))
@@ -157,7 +156,6 @@ def _tls(gate: GateConfig) -> tuple[bytes, bytes]:
 
 
 def introduction(prepared: Prepared, path: Path) -> list[str]:
-    """The lines that are printed before training."""
     config, env, net, store = prepared.config, prepared.env, prepared.net, prepared.store
     history, learner = config.algorithm.window.history, config.learner
     seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())

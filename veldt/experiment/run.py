@@ -1,8 +1,5 @@
 """A run: training it, resuming it, evaluating what it learned, and a video (.gif or .mp4) of that.
 
-    run = veldt.train("dqn", env="CartPole-v1", steps=60_000)
-    run.evaluate(20).mean_return
-
 Its directory holds config.yaml, metrics.jsonl, TensorBoard events, log.txt and checkpoints/. Training in a directory that
 has a checkpoint goes on from it.
 """

@@ -273,7 +273,6 @@ class Saving:
         return saved
 
     def wait(self) -> None:
-        """Waits for a checkpoint that is being written."""
         while self._writer is not None and self._writer.is_alive():
             self._writer.join(1.0)
 

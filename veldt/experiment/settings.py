@@ -80,7 +80,6 @@ def _typed(name: str, value: Any, like: Any) -> Any:
 
 
 def check(config: Config) -> None:
-    """Raises a UserError for settings that cannot work."""
     bounds.check(config)
     for problem in _problems(config):
         raise UserError(problem)

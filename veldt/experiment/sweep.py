@@ -24,8 +24,6 @@ the sweep. The same command again skips finished runs and resumes the others.
                         seed-0.yaml      its config
                         seed-0.log       its output
                         seed-0.json      its last evaluation; the run is finished once this file exists
-
-Here: the file, checked, and the runs that it asks for. `experiment.trials` runs them and makes a table of the results.
 """
 
 import dataclasses
@@ -85,7 +83,6 @@ class Trial:
         return self.path.with_name(f"{self.path.name}.{kind}")
 
     def check(self) -> None:
-        """Raises a UserError if the directory holds a run of another config."""
         check_same(self.path, self.config, MAY_DIFFER, "delete that directory to start over, or choose another --dir")
 
     def result(self, episodes: int) -> dict[str, Any] | None:
@@ -153,8 +150,7 @@ def _spec(values: Any, stem: str) -> Spec:
         raise UserError("A sweep's file must hold keys, such as recipe, env and seeds.")
     for key in values:
         if key not in KEYS:
-            hint = did_you_mean(str(key), KEYS) or f" There are: {', '.join(KEYS)}."
-            raise UserError(f"There is no key {key!r}.{hint}")
+            raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), KEYS, KEYS)}")
     name, seeds, reach = str(values.get("name", stem)), _read_seeds(values.get("seeds")), values.get("reach")
     if not slug(name):
         raise UserError(f"name {name!r} must have a letter or a digit.")
@@ -198,7 +194,6 @@ def _read_seeds(value: Any) -> tuple[int, ...]:
 
 
 def _read_settings(values: dict[str, Any]) -> tuple[Setting, ...]:
-    """Every setting with every combination of the grid."""
     base: dict[str, Any] = {key: values[key] for key in ("recipe", "env") if key in values}
     common = _overrides("set", values.get("set"))
     for key in ("recipe", "env"):

@@ -193,8 +193,6 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Score:
-    """The measures of a finished run."""
-
     greedy: float  # mean return of the last evaluation
     area: float | None  # mean return of the evaluations during training, over env steps
     reached: tuple[float, float] | None  # env steps and seconds until an evaluation first reached `reach`
@@ -202,7 +200,6 @@ class Score:
 
 
 def score(result: dict[str, Any], lines: list[dict[str, Any]], reach: float | None) -> Score:
-    """From the last evaluation of a run and its metrics."""
     points = [line for line in lines if line.get("eval_return") is not None]
     first = next((p for p in points if reach is not None and p["eval_return"] >= reach), None)
     return Score(
@@ -237,7 +234,6 @@ def bootstrap(values: Sequence[float], level: float = 0.95, resamples: int = RES
 
 
 def scores(spec: Spec, trials: Sequence[Trial]) -> dict[str, list[Score]]:
-    """The scores of the finished runs, by setting."""
     out: dict[str, list[Score]] = {setting.name: [] for setting in spec.settings}
     for trial in trials:
         result = trial.result(spec.episodes)
@@ -290,7 +286,6 @@ def _median(values: list[float], n: int) -> float:
 
 
 def estimate(values: Sequence[float]) -> str:
-    """The mean and its interval."""
     if not values:
         return "-"
     interval = bootstrap(values)

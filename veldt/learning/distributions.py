@@ -1,11 +1,13 @@
 """Distributions of stochastic policies: categories (Discrete, MultiDiscrete) or a Gaussian (Box).
 
-A network outputs the `size` parameters of a distribution, and a recorder stores those that an action was drawn from.
-`normalize` turns a network's output into parameters: log probabilities, or means and log standard deviations.
+A distribution has `size` parameters (P): `normalize` makes them from a network's output [..., P], `draw` makes columns [n]
+from parameters [n, P], and the recorder stores those parameters. `taken` is the column that holds what was drawn (`extras`,
+unless it is the action itself), and `encode` makes it a network's input, [..., encoded]. log_prob, entropy and
+kl(parameters, other) = KL(parameters || other) are [...].
 """
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,20 +19,6 @@ from torch.nn import functional as F
 from veldt.errors import UserError
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
-
-
-class Distribution(Protocol):
-    size: int  # parameters, P
-    encoded: int  # width of an action as a network's input, E
-    taken: str  # the column that holds what was drawn
-    extras: Spec  # that column, unless it is the action itself
-
-    def normalize(self, raw: Tensor) -> Tensor: ...  # a network's output [..., P] -> parameters [..., P]
-    def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree: ...  # [n, P] -> columns [n]
-    def log_prob(self, parameters: Tensor, taken: Tensor) -> Tensor: ...  # [...]
-    def entropy(self, parameters: Tensor) -> Tensor: ...  # [...]
-    def kl(self, parameters: Tensor, other: Tensor) -> Tensor: ...  # [...], KL(parameters || other)
-    def encode(self, taken: Tensor) -> Tensor: ...  # [...] -> [..., E]
 
 
 class Categories:
@@ -153,6 +141,9 @@ class Gaussian:
 
     def encode(self, taken: Tensor) -> Tensor:
         return taken.clamp(-1, 1)
+
+
+Distribution = Categories | Gaussian
 
 
 def distribution_for(env: EnvSpec, name: str) -> Distribution:

@@ -60,8 +60,6 @@ class MLP(Torso):
 
 
 class Image(NamedTuple):
-    """The input of a convolutional network."""
-
     channels: int
     height: int
     width: int

@@ -39,7 +39,6 @@ class History:
 
 
 def check_stacked(env: EnvSpec, stacked: tuple[str, ...]) -> None:
-    """Raises a UserError if a key to stack is not among the observations."""
     for key in stacked:
         if f"obs/{key}" not in env.observation:
             known = ", ".join(name.removeprefix("obs/") for name in env.observation)
@@ -65,10 +64,7 @@ def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
 
 
 def stack_windows(x: Any, first: Any, valid: Any, history: int) -> Any:
-    """The stacks of every row that has history - 1 rows before it: torch [B, T, ...] -> [B, T - history + 1, history, ...].
-
-    What lies before the episode's first row, or beyond a row that is not valid, reads as zero, as in `stack_history`.
-    """
+    """`stack_history` of every row from history - 1 on: torch [B, T, ...] -> [B, T - history + 1, history, ...]."""
     rows = x.shape[1] - history + 1
     stacks = x.unfold(1, history, 1).movedim(-1, 2)  # a view
     same = first.new_ones(len(first), rows, history)  # [B, T - history + 1, history], of the episode of its row

@@ -69,7 +69,6 @@ class Host:
         self._timings: dict[str, float] = {}
 
     def step(self) -> bool:
-        """Steps every worker once; whether any of them did something."""
         return any([self.step_worker(i) for i in range(len(self.workers))])
 
     def step_worker(self, index: int) -> bool:

@@ -45,7 +45,6 @@ class InlineNodes:
         self._counters = [x for x in self.objects.values() if isinstance(x, Counters)]
 
     def step(self) -> None:
-        """One round: every worker once."""
         self._watch(self.host.step(), [node.name for node, _ in self.host.workers])
 
     def _watch(self, worked: bool, who: list[str]) -> None:

@@ -1,7 +1,4 @@
-"""Replay: items are drawn again and again by a selector, and the oldest blocks are evicted when the store is full.
-
-Mixture: the replay of a run, and one of demonstrations beside it (R2D3; Gulcehre et al. 2020).
-"""
+"""Replay: items are drawn again and again by a selector, and the oldest blocks are evicted when the store is full."""
 
 import hashlib
 from typing import Any, ClassVar
@@ -77,7 +74,6 @@ class Replay(BlockRing):
         self.selector.update(found, kept)
 
     def _overfull(self, more: int) -> bool:
-        """Whether `more` items would exceed the capacity and its slack."""
         return self.next > self.oldest and self.size + more > self.hard_capacity
 
     def trim(self) -> None:
@@ -116,8 +112,9 @@ class Replay(BlockRing):
 
 
 class Mixture(Replay):
-    """Each item of a sample is drawn from the demonstrations with probability `ratio`, and else from the run's own blocks;
-    each of the two has its own priorities. Blocks are inserted into the run's own, and only those are in checkpoints.
+    """R2D3 (Gulcehre et al. 2020): each item of a sample is drawn from the demonstrations with probability `ratio`, and
+    else from the run's own blocks; each of the two has its own priorities. Blocks are inserted into the run's own, and only
+    those are in checkpoints.
 
     Keys of demonstrations are negative. Importance weights are those of each store's own probabilities, divided by the
     largest of the batch. The limiter counts both kinds of items: how often the learner learns does not depend on the ratio.
@@ -189,7 +186,6 @@ class Mixture(Replay):
 
 
 def _digest(store: Replay) -> str:
-    """Of the steps in a store."""
     digest = hashlib.sha256()
     for name, array in sorted(store.rows.items()):
         digest.update(name.encode())

@@ -196,7 +196,6 @@ class UnrollQueue(BlockRing):
     """Each item is given out once, oldest first, and none is evicted (IMPALA's queue of unrolls).
 
     How many items may wait is up to the limiter. A block is freed once all of its items were given out.
-
     Priorities are checked and have no effect. A queue that continues where its process was killed gives out no item twice.
     """
 
@@ -235,7 +234,6 @@ class UnrollQueue(BlockRing):
         return sample
 
     def _free(self) -> None:
-        """Frees the oldest blocks that have no items left."""
         while self.oldest < self.next and not self.items[self.oldest % self.n_slots].any():
             self.erase_oldest()
 

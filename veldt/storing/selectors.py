@@ -115,9 +115,8 @@ class SumTree:
     Every parent is the sum of its children, recomputed and never adjusted by a difference: there is no drift, and a tree
     rebuilt from its leaves is bit-identical. A node has eight children, which share a cache line.
 
-    `nodes` holds the levels one after the other, the leaves first; levels[k] is where level k begins.
-
-    The parent of node i of a level is node i // 8 of the next; the last level is a single group of eight.
+    `nodes` holds the levels one after the other, the leaves first; levels[k] is where level k begins. The parent of node i
+    of a level is node i // 8 of the next; the last level is a single group of eight.
     """
 
     def __init__(self, leaves: int, memory: BlockMemory | None = None) -> None:

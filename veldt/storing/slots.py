@@ -32,8 +32,6 @@ class BlockMemory(Protocol):
 
 
 class PrivateMemory:
-    """Memory that is gone when the process ends."""
-
     found = False
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
@@ -125,8 +123,6 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 
 
 class Size(NamedTuple):
-    """How large a store will be."""
-
     capacity: int  # items
     slots: int  # blocks
     nbytes: int

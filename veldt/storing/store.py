@@ -96,7 +96,6 @@ class Store(Protocol):
 
 
 def insert_examples(schema: Schema) -> dict[str, Examples]:
-    """One block with priorities and one without."""
     rows, states = schema.layout.zeros(schema.rows), schema.start_layout.zeros(schema.starts)
     block = Block(schema, rows, states, np.zeros(schema.starts, np.bool_))
     return {"insert": Examples([(block, None), (block, np.zeros(schema.starts))])}

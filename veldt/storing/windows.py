@@ -88,8 +88,6 @@ def earlier_rows(first: Array, valid: Array, at: int) -> Array:
 
 
 class Windows:
-    """Copies windows out of the rows of a store."""
-
     def __init__(self, schema: Schema, rows: Tree, pinned: bool = False) -> None:
         self.schema, self.rows = schema, rows
         self._buffers = Buffers(pinned)

@@ -57,7 +57,7 @@ def make_mixture(config: Any, schema: Schema, memory: BlockMemory | None = None)
     leaves = size.slots * schema.starts
     selector, seed = _make_selector(config, leaves, None), derive(config.seed, "demonstrations")
     demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed)
-    for block, _ in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
+    for block in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
         demos.insert(block, None)
     return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory))
 

@@ -140,7 +140,6 @@ def _central(line: Line, busy: dict[str, float], actor: float, inference: float)
 
 
 def _too_little_data(line: Line, busy: dict[str, float]) -> str:
-    """Why the learner waits for the actors."""
     outside = [(x, link) for link, x in busy.items() if link not in CHAIN and x >= HIGH]
     if outside:
         most, link = max(outside, key=lambda x: x[0])

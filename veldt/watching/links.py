@@ -96,7 +96,6 @@ def fractions(line: Line, column: str, declarations: Declarations = PACKAGE) -> 
 
 
 def texts(line: Line, link: str, column: str, declarations: Declarations = PACKAGE) -> list[str]:
-    """What a link shows in a column."""
     shown = [metric for metric in declarations.values() if metric.link == link and metric.column == column]
     return [
         value if metric.text or metric.rate else f"{metric.name.replace('_', ' ')} {value}"

@@ -24,8 +24,6 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Curve:
-    """The evaluations of one run."""
-
     settings: dict[str, Any]  # of the run, without its seed
     env_steps: Array  # [n]
     time_s: Array  # [n]
@@ -130,8 +128,6 @@ STYLES = ("-", (0, (4, 2)))  # of the first and the second series of a panel
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of one run over time."""
-
     path: Path
     time_s: Array  # [n]
     values: dict[str, Array]  # [n] each, NaN where a line lacks it; without those that no line has

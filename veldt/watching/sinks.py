@@ -72,10 +72,8 @@ LARGEST = 3.4e38  # of the numbers that a float32 can hold
 
 
 class TensorBoard:
-    """Scalars in TensorBoard's file format: a length, its masked CRC, a protobuf Event, its masked CRC.
-
-    Importing TensorBoard's own writer takes longer than starting a run.
-    """
+    """Scalars in TensorBoard's file format: a length, its masked CRC, a protobuf Event, its masked CRC. (Importing its own
+    writer takes longer than starting a run.)"""
 
     def __init__(self, directory: Path) -> None:
         path = directory / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.veldt"
@@ -130,8 +128,6 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 class Wandb:
-    """Weights & Biases, if `log.wandb` is set."""
-
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
         try:
             import wandb
@@ -147,8 +143,6 @@ class Wandb:
 
 
 class Metrics:
-    """Passes each line on to every sink."""
-
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
         self._failed = False

@@ -35,7 +35,6 @@ QUIET_S = 10.0  # age of the last line, or ten times log.every, from which it is
 
 
 def watch(watched: Watched, console: Console, every: float, once: bool) -> None:
-    """Shows the run until it ends, or once."""
     look = watched.look()
     if look.processes:
         time.sleep(FIRST_S)
@@ -136,8 +135,6 @@ class Process:
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a run at one moment."""
-
     path: Path
     config: dict[str, Any]
     line: dict[str, Any]
@@ -186,8 +183,6 @@ class Look:
 
 
 class Watched:
-    """A run, looked at from another process."""
-
     def __init__(self, path: Path) -> None:
         if not (path / "config.yaml").exists() and not holder(path):
             raise UserError(f"{path} is not a run directory: it has no config.yaml.")

@@ -1,7 +1,4 @@
-"""A line of metrics on a terminal: the chain, link by link, and the sentence that names its bottleneck.
-
-A line may lack any number: it is shown as "-" or left out. `Screen` is the terminal that a run was started from.
-"""
+"""A line of metrics on a terminal: the chain, link by link, and the sentence that names its bottleneck."""
 
 import math
 import re
@@ -159,7 +156,7 @@ PLAIN = {  # what a plain line shows
 
 
 class Screen:
-    """A live table on a terminal, plain lines elsewhere."""
+    """Where a run was started from: a live table on a terminal, plain lines elsewhere."""
 
     def __init__(self, title: str, steps: int, quiet: bool = False, declarations: Declarations = PACKAGE) -> None:
         self.title, self.steps, self.quiet, self.declarations = title, steps, quiet, declarations

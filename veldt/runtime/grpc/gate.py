@@ -117,7 +117,6 @@ class Gate:
                     os.unlink(door.address.removeprefix("unix:"))
 
     def metrics(self) -> dict[str, float]:
-        """Totals since this gate started, and how many actors are connected now."""
         names = ("frames_in", "frames_out", "bytes_in", "bytes_out", "refused", "reconnects")
         totals = {f"gate_{name}": float(getattr(self, name)) for name in names}
         waiting = [len(lane.pending) for stream in self._streams for lane in stream.lanes]

@@ -92,7 +92,6 @@ class Link:
             self._arrived |= arrived
 
     def wake(self) -> None:
-        """There is something to send."""
         self._something_to_send.set()
 
     def close(self) -> None:
@@ -125,7 +124,6 @@ class Link:
         return arrived
 
     def _tick(self) -> None:
-        """Checks timeouts, and wakes the writer now and then."""
         now = time.monotonic()
         if now - self._stepped_at > 1.0:  # the actor was busy and did not read: the run was not silent
             self._heard_at = now
@@ -144,7 +142,6 @@ class Link:
     # The stream.
 
     async def _keep_connected(self) -> None:
-        """Opens a stream, and a new one whenever it breaks."""
         pause = 0.1
         while self._error is None:
             self._stream = self._loop.create_task(self._run_stream())
@@ -177,7 +174,6 @@ class Link:
             self._error = LinkLost(f"The run at {self.address} has closed the stream: {self._why}")
 
     async def _run_stream(self) -> None:
-        """One stream, from the handshake until it ends."""
         self._heard_at = time.monotonic()
         options = [
             *connection.KEEPALIVE,

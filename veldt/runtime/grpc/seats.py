@@ -13,33 +13,27 @@ from veldt.records.tree import Array
 from veldt.runtime.grpc.wire import ACK, DATA, STATUS, Formats, Frame, Refused, frame
 from veldt.runtime.local.board import Board, SharedRows
 from veldt.runtime.local.plan import Channel, Plan, call_rings
-from veldt.runtime.shm.memory import Bytes, Format, Latest, SharedMemory
+from veldt.runtime.shm.memory import Bell, Bytes, Format, Latest, SharedMemory
 from veldt.runtime.shm.ring import Reader, Writer
 
 RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed
 INCARNATION, BASE = 2, 3
 
 
-class EventBell:
+class EventBell(Bell):
     """A `Bell` for a process that sleeps in an event loop: the same words in shared memory, but an eventfd wakes it."""
 
     def __init__(self, memory: SharedMemory, offset: int, fd: int) -> None:
-        self._words = memory.words(offset, 2)
+        super().__init__(memory, offset)
         self.fd = fd
 
     @staticmethod
     def make() -> int:
-        """A new eventfd."""
         return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def ring(self) -> None:
-        words = self._words
-        words[0] = (words[0] + 1) & 0x7FFFFFFF
-        if words[1]:
-            with contextlib.suppress(BlockingIOError):  # the counter is full: it wakes anyway
-                os.eventfd_write(self.fd, 1)
-
-    # For the owner only.
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the counter is full: it wakes anyway
+            os.eventfd_write(self.fd, 1)
 
     def set_asleep(self, value: bool) -> None:
         """Whether a ring has to wake the owner, or the owner is polling."""
@@ -121,7 +115,6 @@ class Lane:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is an answer to send."""
         return self.reader is not None and self.reader.written > self.sent
 
     def next_answer(self) -> bytes:
@@ -191,7 +184,6 @@ def make_seats(
     stream_writer: Callable[[Channel], Writer],
     call_writer: Callable[[Channel], Writer],
 ) -> list[Seat]:
-    """The seats of a plan, over the rings and cells of this host."""
     assert plan.gate is not None
     gate, seats, records = plan.gate, [], SharedMemory(descriptors["gate seats"])
     cells = {cell: Latest(descriptors[cell]) for found in gate.cells.values() for cell in found}

@@ -207,7 +207,6 @@ class Session:
         self._metrics: dict[str, float] = {}
 
     def ends(self, node: str, cells: Mapping[str, Cell]) -> CallerEnds:
-        """The ends of the channel to a node of the run."""
         calls = self.mailboxes.get(f"{node} calls")
         return CallerEnds(self.mailboxes.get(f"{node} stream"), calls, calls, cells)
 

@@ -19,8 +19,6 @@ STATUS_S = 0.25  # between two reports of the run's counts
 
 
 class ActorStream:
-    """One actor's stream, from the first frame to the end."""
-
     def __init__(self, gate: Gate, context: Any) -> None:
         self.gate, self.context = gate, context
         self.seat: Seat | None = None
@@ -44,7 +42,6 @@ class ActorStream:
             self.end.set_result(None if code is None else (code, why))
 
     def wake(self) -> None:
-        """There may be something to send."""
         self._something_to_send.set()
 
     async def run(self) -> None:

@@ -70,20 +70,20 @@ def parse(data: bytes) -> Frame:
 
 
 class Columns:
-    """The offsets and checks of the arrays of one format in a payload."""
+    """Packs and checks the arrays of one format."""
 
     def __init__(self, format_: Format, finite: bool = True) -> None:
         self.format = format_
-        self._parts: list[tuple[str, np.dtype[Any], tuple[int, ...], int, bytes]] = []  # the last is padding
+        self._parts: list[tuple[str, bytes]] = []  # name, and the padding that follows
         self._checks: list[tuple[np.dtype[Any], int, int]] = []  # dtype, begin, end: adjacent arrays are checked at once
         ends = [*format_.offsets[1:], format_.nbytes]
-        for (name, code, shape), begin, after in zip(format_.columns, format_.offsets, ends, strict=False):
-            dtype = np.dtype(code)
+        parts = zip(format_.columns, format_.dtypes, format_.offsets, ends, strict=False)
+        for (name, code, shape), dtype, begin, after in parts:
             known = dtype.kind in "biuf" and dtype.itemsize <= ALIGN and dtype.newbyteorder("<") == dtype
             if not known or min(shape, default=0) < 0 or after > MAX_BYTES:
                 raise Refused(f"{name!r} cannot be sent as {code} {shape}")
             end = begin + dtype.itemsize * math.prod(shape)
-            self._parts.append((name, dtype, shape, begin, bytes(after - end)))
+            self._parts.append((name, bytes(after - end)))
             if dtype.kind == "b" or (dtype.kind == "f" and finite):
                 if self._checks and self._checks[-1][0] == dtype and begin - self._checks[-1][2] < ALIGN:
                     begin = self._checks.pop()[1]
@@ -91,7 +91,7 @@ class Columns:
 
     def pack(self, tree: Tree) -> list[Any]:
         parts: list[Any] = []
-        for name, _, _, _, fill in self._parts:
+        for name, fill in self._parts:
             x = tree[name]
             parts.append(x if x.flags.c_contiguous else np.ascontiguousarray(x))
             if fill:
@@ -104,14 +104,10 @@ class Columns:
         for dtype, begin, end in self._checks:
             if not _is_valid(payload, dtype, begin, end):
                 wrong = "booleans that are neither 0 nor 1" if dtype.kind == "b" else "values that are not finite"
-                for name, x in self.views(payload).items():
+                for name, x in self.format.views(payload).items():
                     if x.dtype == dtype and not _is_valid(x.tobytes(), dtype, 0, x.nbytes):
                         raise Refused(f"{name!r} has {wrong}")
                 raise Refused("the padding between the arrays of a message is invalid")
-
-    def views(self, payload: Bytes) -> Tree:
-        """The arrays, as read-only views of the payload."""
-        return {name: np.ndarray(shape, dtype, payload, at) for name, dtype, shape, at, _ in self._parts}
 
 
 def _is_valid(payload: Bytes, dtype: np.dtype[Any], begin: int, end: int) -> bool:
@@ -158,8 +154,9 @@ class Formats:
         return columns.format, payload
 
     def unpack(self, received: Frame) -> Tree:
-        _, payload = self.check(received)
-        return self._columns[received.format].views(payload)
+        """The arrays, as read-only views of the payload."""
+        format_, payload = self.check(received)
+        return format_.views(payload)
 
     def number(self, format_: Format) -> int:
         found = self._known.get(format_)
@@ -185,7 +182,6 @@ class Formats:
 
 
 def parse_formats(described: Any) -> list[Format]:
-    """The formats that `Formats.described` described."""
     try:
         return [Format([(str(n), str(d), tuple(map(int, shape))) for n, d, shape in columns]) for columns in described]
     except (TypeError, ValueError, OverflowError):
@@ -212,7 +208,7 @@ def unpack_value(data: bytes | bytearray) -> Tree:
     payload = memoryview(data)[VALUE_HEAD.size + length :]
     if len(payload) != format_.nbytes:
         raise Refused("a value does not match its format")
-    return Columns(format_).views(payload)
+    return Columns(format_).format.views(payload)
 
 
 def dump_json(value: Any) -> bytes:

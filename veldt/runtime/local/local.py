@@ -55,7 +55,6 @@ class Local:
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """A private folder for the gate's socket."""
         folder = None if self.directory is None else self.directory.resolve() / ".gate"
         if folder is None or len(str(folder)) > LONGEST_FOLDER:
             folder = Path(tempfile.mkdtemp(prefix="veldt-"))

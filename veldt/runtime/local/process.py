@@ -123,7 +123,6 @@ class Process:
         self._report({"ready": name})
 
     def loop(self) -> None:
-        """Steps workers and services until the run ends."""
         row, bell, board, host = self.row, self.bell, self.board, self.host
         # With more seats than cores, the gate and the actors need the cores more than a process that spins.
         crowded = len(self.plan.seats) >= len(os.sched_getaffinity(0))
@@ -180,7 +179,6 @@ class Process:
                 thing.close()
 
     def _rest(self, rung: int) -> None:
-        """Sleeps until the bell rings or some time has passed."""
         if self.gate is not None:
             self.gate.step(Bell.LONGEST)
         elif self.link is not None:
@@ -212,7 +210,6 @@ class Process:
         return Proxy(ports, ends, self.plan.constants[node])
 
     def _ends(self, channel: Channel, cells: dict[str, Any]) -> CallerEnds:
-        """This process's ends of a channel in shared memory."""
         stream = requests = replies = None
         if stream_ring(channel) in self.descriptors:
             # The node's process is woken once for all messages of a step: each ring may preempt another process.
@@ -231,7 +228,6 @@ class Process:
         return Writer(self.descriptors[call_rings(channel)[0]], bell, max_slots=CALL_SLOTS)
 
     def _services(self, node: str) -> list[Any]:
-        """The services of a node for the processes that have a channel to it."""
         ports, thing, fds = self.plan.ports.get(node, {}), self.host.objects[node], self.descriptors
         inboxes, ends = [], []
         for caller in self.plan.callers(node):

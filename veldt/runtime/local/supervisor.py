@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from veldt.counters import COLUMN, OF_STATE, Counters
 from veldt.errors import Diverged, ProcessFailed, UserError
+from veldt.files import replace_text
 from veldt.metrics import Reports, declared
 from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
@@ -42,8 +43,6 @@ COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the 
 
 
 class Answer(NamedTuple):
-    """What a process has answered to an order."""
-
     result: Any
     counts: dict[str, list[int]]  # its rows of counts, with its state
     state: dict[str, dict[str, Any]]  # by node
@@ -100,14 +99,12 @@ class Supervisor:
             records.words(8 * RECORD * i, RECORD)[INCARNATION] = self.first
 
     def _fork_all(self, light: bool) -> None:
-        """Forks all processes of a zygote, once it is ready."""
         self.zygotes[light].wait_ready()
         self.zygotes[light].share(self.descriptors)
         for child in self._children_of(light):
             self._fork(child)
 
     def _children_of(self, light: bool) -> list[Child]:
-        """The processes that the zygote of this kind forks."""
         return [child for child in self.children.values() if child.light == light]
 
     def _fork(self, child: Child) -> None:
@@ -251,7 +248,6 @@ class Supervisor:
         return sum(int(rows.table[child.index].sum()) for rows in self.rows.values())
 
     def work(self) -> int:
-        """The sum of all counts of all processes."""
         return sum(int(rows.table.sum()) for rows in self.rows.values())
 
     def _replace_zygote(self, light: bool, error: Exception) -> None:
@@ -277,13 +273,10 @@ class Supervisor:
         table |= {each.name: {"pid": each.pid} for each in self.zygotes.values()}
         for child in self.children.values():
             table[child.name] = {"pid": child.pid, "restarts": child.restarts, "nodes": child.nodes}
-        aside = self.directory / ".aside-processes.json"
-        with contextlib.suppress(OSError):
-            aside.write_text(json.dumps(table, indent=1) + "\n")
-            os.replace(aside, self.directory / "processes.json")
+        with contextlib.suppress(UserError):
+            replace_text(self.directory / "processes.json", json.dumps(table, indent=1) + "\n")
 
     def stop(self) -> None:
-        """Ends all processes and releases all resources."""
         try:
             if self.children:
                 self._end_processes()

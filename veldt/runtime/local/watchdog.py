@@ -26,8 +26,6 @@ log = logging.getLogger("veldt")
 
 @dataclass(eq=False)
 class Child:
-    """The supervisor's record of a process."""
-
     name: str
     nodes: list[str]
     index: int  # of its row on the board

@@ -142,7 +142,6 @@ def start_early(light: bool = False) -> None:
 
 
 def take(light: bool = False) -> Zygote:
-    """The zygote that was started early, or a new one."""
     return _early.pop(light, None) or Zygote(light)
 
 

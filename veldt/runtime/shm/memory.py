@@ -80,12 +80,11 @@ class Format:
 
     def __init__(self, columns: list[tuple[str, str, tuple[int, ...]]]) -> None:
         self.columns, self.offsets = columns, []
-        at = 0
-        for _, dtype, shape in columns:
-            self.offsets.append(at)
-            nbytes = np.dtype(dtype).itemsize * math.prod(shape)
-            at += -(-nbytes // ALIGN) * ALIGN
-        self.nbytes = at
+        self.dtypes = [np.dtype(code) for _, code, _ in columns]
+        self.nbytes = 0
+        for dtype, (_, _, shape) in zip(self.dtypes, columns, strict=True):
+            self.offsets.append(self.nbytes)
+            self.nbytes += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
 
     @classmethod
     def of(cls, tree: Tree) -> Format:
@@ -98,10 +97,10 @@ class Format:
     def load(cls, data: bytes) -> Format:
         return cls([(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(data)])
 
-    def views(self, buffer: mmap.mmap | memoryview, offset: int = 0) -> Tree:
+    def views(self, buffer: mmap.mmap | Bytes, offset: int = 0) -> Tree:
         """The arrays of a message, as views of its bytes."""
-        parts = zip(self.columns, self.offsets, strict=True)
-        return {name: np.ndarray(shape, dtype, buffer, offset + at) for (name, dtype, shape), at in parts}
+        parts = zip(self.columns, self.dtypes, self.offsets, strict=True)
+        return {name: np.ndarray(shape, dtype, buffer, offset + at) for (name, _, shape), dtype, at in parts}
 
 
 def write_state(state: dict[str, dict[str, Any]]) -> int:
@@ -148,8 +147,8 @@ def read_state(fd: int) -> dict[str, dict[str, Any]]:
 class Latest:
     """The newest version of a value, for one writer and many readers. Weights are published this way.
 
-    There are two slots: the parity of the version says which one is complete.
-    A reader keeps its copy only if the version has not changed meanwhile. A writer that is killed has not changed it.
+    There are two slots: the parity of the version says which one is complete. A reader keeps its copy only if the version
+    has not changed meanwhile. A writer that is killed has not changed it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -268,7 +267,10 @@ class Bell:
         words = self._words
         words[0] = (words[0] + 1) & 0x7FFFFFFF
         if words[1]:
-            _syscall(FUTEX, self._address, _WAKE, 1, None, None, 0)
+            self._wake()
+
+    def _wake(self) -> None:
+        _syscall(FUTEX, self._address, _WAKE, 1, None, None, 0)
 
     def rung(self) -> int:
         """How often it rang. Read it before looking for work, and pass it to `wait` if there was none."""
