@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "nets": {"records"},
     "storing": {"records"},
     **{role: {"records", "envs", "nets", "storing", *ROLES} for role in ROLES},
-    "demos": {"records", "envs", "acting", "algorithms"},
+    "demos": {"records", "envs", "acting"},
     "topologies": {"records", "envs", "storing", "demos", *ROLES},
     "runtime": {"records"},
     "watching": {"records"},

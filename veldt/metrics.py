@@ -13,8 +13,6 @@ The declarations of the package's own nodes are here, and not beside the nodes, 
 importing torch. An undeclared name is averaged over nodes, and its latest value holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -59,7 +57,7 @@ class Metric:
             if value not in values:
                 raise ValueError(f"metric {self.name}: {value!r} is not one of {', '.join(values)}")
 
-    def of(self, kind: str) -> Metric:
+    def of(self, kind: str) -> "Metric":
         name, text = (x.replace("{kind}", kind) for x in (self.name, self.text))
         return replace(self, name=name, text=text, link=self.link or kind)
 
@@ -223,7 +221,6 @@ class Reports:
         self._sums: dict[tuple[str, str], tuple[float, float]] = {}  # of new reports: value x seconds, and seconds
 
     def add(self, process: str, metrics: Mapping[str, float], seconds: float) -> None:
-        """The report of a process on the last `seconds`."""
         self._latest.setdefault(process, {}).update(metrics)
         for name, x in metrics.items():
             total, time_s = self._sums.get((process, name), (0.0, 0.0))

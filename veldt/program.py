@@ -20,17 +20,15 @@ Placeholders stand for what the runtime gives to a node: INCARNATION, BLOCK_MEMO
 nodes map (`program.array`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-import numpy as np
 import numpy.typing as npt
 
 from veldt.ports import Examples, Port, ports_of
+from veldt.records.tree import Spec, spec
 
 T = TypeVar("T")
 
@@ -51,11 +49,6 @@ class Ref(NamedTuple):
 
 class ArrayRef(NamedTuple):
     name: str
-
-
-class ArraySpec(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True)
@@ -113,9 +106,9 @@ class Node:
 class Program:
     nodes: dict[str, Node] = field(default_factory=dict)
     prefix: str = ""
-    arrays: dict[str, ArraySpec] = field(default_factory=dict)
+    arrays: Spec = field(default_factory=dict)
 
-    def scope(self, prefix: str) -> Program:
+    def scope(self, prefix: str) -> "Program":
         """The same program, under a name: what is added to it is called prefix/name."""
         return Program(self.nodes, f"{self.prefix}{prefix}/", self.arrays)
 
@@ -123,7 +116,7 @@ class Program:
         """An array of zeros that every node that is given it maps. It is saved with checkpoints."""
         name = self.prefix + name
         assert name not in self.arrays, f"two arrays are named {name}"
-        self.arrays[name] = ArraySpec(tuple(shape), np.dtype(dtype))
+        self.arrays[name] = spec(shape, dtype)
         return ArrayRef(name)
 
     def add(

@@ -35,7 +35,6 @@ from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.cli.demos import histogram
 from veldt.counters import Counters
-from veldt.demos.blocks import cut_blocks
 from veldt.demos.recording import Recording, Scripted, make_played, play, record
 from veldt.demos.set import Demos
 from veldt.envs import Envs, make_env
@@ -47,6 +46,7 @@ from veldt.seeds import derive
 from veldt.storing.limiters import MinSize
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import Prioritized
+from veldt.topologies.stores import cut_blocks
 
 Captured = pytest.CaptureFixture[str]
 COUNTER = "veldt/Counter-v0"

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_only_new_blocks_are_written_and_what_nobody_needs_is_deleted(tmp_path: 
         newest = checkpoints.load()
         assert newest is not None and newest.number == number
         assert newest.manifest["blocks"]["store"][-1]["first"] == 3 * (number - 1)
-        listed = {f["file"] for p in checkpoints._paths() for f in checkpoints._files(checkpoints._manifest(p))}
+        listed = {f["file"] for p in checkpoints._paths() for f in chain(*checkpoints._manifest(p)["blocks"].values())}
         assert {p.name for p in (tmp_path / "blocks").iterdir()} == listed
         assert len(checkpoints._paths()) == min(2, number)
     assert len(listed) <= SLOTS // 3 + 1
@@ -349,7 +350,7 @@ def calls_of_a_save(directory: Path) -> list[str]:
 
 def listed(checkpoints: Checkpoints) -> set[str]:
     """The block files that the checkpoints need."""
-    return {file["file"] for path in checkpoints._paths() for file in checkpoints._files(checkpoints._manifest(path))}
+    return {file["file"] for p in checkpoints._paths() for file in chain(*checkpoints._manifest(p)["blocks"].values())}
 
 
 def go_on(directory: Path) -> Fake:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -451,7 +452,7 @@ def temporary(path: Path) -> list[Path]:
 def unlisted(path: Path) -> set[str]:
     """Block files that no checkpoint of a run needs."""
     checkpoints = Checkpoints(path / "checkpoints")
-    listed = {file["file"] for p in checkpoints._paths() for file in checkpoints._files(checkpoints._manifest(p))}
+    listed = {file["file"] for p in checkpoints._paths() for file in chain(*checkpoints._manifest(p)["blocks"].values())}
     return {p.name for p in (path / "checkpoints" / "blocks").iterdir()} - listed
 
 

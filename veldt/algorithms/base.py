@@ -1,11 +1,9 @@
 """The contract between a paper and the rest: an algorithm knows tensors and time, and no process, queue, file or clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -43,7 +41,7 @@ class Batch:
             self._moved[name] = on_device(self.host[name], self.device)
         return self._moved[name]
 
-    def move(self) -> Batch:
+    def move(self) -> Self:
         """Starts copying all columns to the device."""
         for name in self.host:
             self[name]

@@ -10,10 +10,10 @@ import tyro
 T = TypeVar("T")
 
 
-def parse(kind: type[T], argv: list[str], prog: str, description: str, default: T | None = None, **options: Any) -> T:
+def parse(kind: type[T], argv: list[str], prog: str, description: str | None, default: T | None = None, **more: Any) -> T:
     """An instance of the dataclass `kind` from flags. For a wrong flag or value tyro prints what is wrong and which flags
     are close, and exits with code 2; for --help it prints all flags and exits with code 0."""
     if default is not None:
-        options["default"] = default
-    value: T = tyro.cli(kind, args=argv, prog=prog, description=description, **options)
+        more["default"] = default
+    value: T = tyro.cli(kind, args=argv, prog=prog, description=description, **more)
     return value

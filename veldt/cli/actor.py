@@ -1,4 +1,9 @@
-"""veldt actor: acts for a run on another machine."""
+"""Acts for a run that listens (veldt train ... --gate.listen HOST:PORT), from this machine or another.
+
+It takes a free seat of the run, gets its settings from the run, and may be stopped and started again at any time.
+
+Example: veldt actor --connect trainer.local:7777 --token-file token --certificate run.crt
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +11,6 @@ from pathlib import Path
 from veldt.cli import parse
 from veldt.errors import ProcessFailed
 from veldt.signals import interruptible
-
-EXAMPLE = """Acts for a run that listens (veldt train ... --gate.listen HOST:PORT), from this machine or another.
-
-It takes a free seat of the run, gets its settings from the run, and may be stopped and started again at any time.
-
-Example: veldt actor --connect trainer.local:7777 --token-file token --certificate run.crt
-"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Actor:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Actor, argv, prog="veldt actor", description=EXAMPLE)
+    args = parse(Actor, argv, prog="veldt actor", description=__doc__)
     from veldt.experiment import joined
     from veldt.runtime.grpc.connection import LinkLost, read_token
     from veldt.runtime.grpc.link import Link

@@ -1,4 +1,7 @@
-"""veldt eval: plays greedy episodes with the last weights of a run."""
+"""Plays greedy episodes with the last weights of a run.
+
+Example: veldt eval runs/cart --episodes 20 --video cart.gif
+"""
 
 import json
 from dataclasses import dataclass
@@ -31,11 +34,7 @@ class Eval:
 
 
 def run(argv: list[str]) -> int:
-    example = (
-        "Plays greedy episodes with the last weights of a run.\n\n"
-        "Example: veldt eval runs/cart --episodes 20 --video cart.gif"
-    )
-    args = parse(Eval, argv, prog="veldt eval", description=example)
+    args = parse(Eval, argv, prog="veldt eval", description=__doc__)
     if args.video is not None:
         if args.env:
             raise UserError("--video shows the run's own environment; leave out --env.")

@@ -1,4 +1,7 @@
-"""veldt plot: learning curves, or rates, of one or several runs."""
+"""Draws return against env steps and against time; or, with --rates, the rates of its parts.
+
+Example: veldt plot runs/* -o curves.png
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +27,7 @@ class Plot:
 
 
 def run(argv: list[str]) -> int:
-    example = (
-        "Draws return against env steps and against time; or, with --rates, the rates of its parts.\n\n"
-        "Example: veldt plot runs/* -o curves.png"
-    )
-    args = parse(Plot, argv, prog="veldt plot", description=example)
+    args = parse(Plot, argv, prog="veldt plot", description=__doc__)
     if not args.runs:
         raise UserError("Name the runs to plot, for example: veldt plot runs/* -o curves.png")
     if args.rates:

@@ -1,4 +1,10 @@
-"""veldt record: an expert, or the policy of a run, plays episodes for a demonstration set."""
+"""Records a demonstration set: whole episodes of an expert, or of the policy that a run learned.
+
+An expert is a function that takes the environment at the start of an episode and returns a function from an observation
+to an action. Ctrl-C stops and keeps the whole episodes so far.
+
+Example: veldt record --policy my_experts:balance --env CartPole-v1 --episodes 20 -o demos/cart
+"""
 
 import math
 import time
@@ -26,14 +32,6 @@ from veldt.seeds import derive
 from veldt.signals import interruptible
 from veldt.watching.view import PLAIN_EVERY
 
-EXAMPLE = """Records a demonstration set: whole episodes of an expert, or of the policy that a run learned.
-
-An expert is a function that takes the environment at the start of an episode and returns a function from an observation
-to an action. Ctrl-C stops and keeps the whole episodes so far.
-
-Example: veldt record --policy my_experts:balance --env CartPole-v1 --episodes 20 -o demos/cart
-"""
-
 
 @dataclass(frozen=True)
 class Record:
@@ -60,7 +58,7 @@ class Record:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Record, argv, prog="veldt record", description=EXAMPLE)
+    args = parse(Record, argv, prog="veldt record", description=__doc__)
     bounds.check(args)
     if args.epsilon is not None and not 0 <= args.epsilon <= 1:
         raise UserError(f"epsilon is a probability, from 0 to 1, not {args.epsilon}.")

@@ -1,4 +1,20 @@
-"""veldt sweep: an experiment of many runs, its table and its curves."""
+"""Runs all settings x seeds of a file, several runs at a time, and makes one table and one plot of them.
+
+The same command again resumes where it stopped, and skips finished runs. Ctrl-C lets each run write a checkpoint.
+
+Example: veldt sweep examples/sweeps/catch.yaml --at-once 2
+
+  recipe: dqn
+  env: veldt/Catch-v0
+  seeds: [0, 1, 2]
+  set: {steps: 4_000, eval.every: 250}
+  settings:
+    one step: {algorithm.n: 1}
+    three steps: {algorithm.n: 3}
+
+Other keys: name, at_once, episodes (of the last evaluation), reach (a return: report when it was reached), timeout_s (per
+run), grid (all combinations, as in grid: {learner.lr: [1e-3, 1e-4]}).
+"""
 
 import shlex
 from dataclasses import dataclass
@@ -17,24 +33,6 @@ from veldt.experiment.trials import Sweep, scores, table
 from veldt.files import replace_text
 from veldt.watching.plot import Curve, draw
 
-EXAMPLE = """Runs all settings x seeds of a file, several runs at a time, and makes one table and one plot of them.
-
-The same command again resumes where it stopped, and skips finished runs. Ctrl-C lets each run write a checkpoint.
-
-Example: veldt sweep examples/sweeps/catch.yaml --at-once 2
-
-  recipe: dqn
-  env: veldt/Catch-v0
-  seeds: [0, 1, 2]
-  set: {steps: 4_000, eval.every: 250}
-  settings:
-    one step: {algorithm.n: 1}
-    three steps: {algorithm.n: 3}
-
-Other keys: name, at_once, episodes (of the last evaluation), reach (a return: report when it was reached), timeout_s (per
-run), grid (all combinations, as in grid: {learner.lr: [1e-3, 1e-4]}).
-"""
-
 
 @dataclass(frozen=True)
 class Flags:
@@ -51,7 +49,7 @@ class Flags:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Flags, argv, prog="veldt sweep", description=EXAMPLE)
+    args = parse(Flags, argv, prog="veldt sweep", description=__doc__)
     if args.at_once is not None and args.at_once < 1:
         raise UserError(f"--at-once must be greater than 0, not {args.at_once}.")
     spec = read_spec(args.file)

@@ -1,4 +1,7 @@
-"""veldt top: watches a run from another terminal."""
+"""Watches a run from another terminal: its chain link by link, its processes, its bottleneck.
+
+Example: veldt top runs/my-run
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +25,7 @@ class Top:
 
 
 def run(argv: list[str]) -> int:
-    example = (
-        "Watches a run from another terminal: its chain link by link, its processes, its bottleneck.\n\n"
-        "Example: veldt top runs/my-run"
-    )
-    args = parse(Top, argv, prog="veldt top", description=example)
+    args = parse(Top, argv, prog="veldt top", description=__doc__)
     if not 0.05 <= args.every <= 3_600:
         raise UserError(f"every must be from 0.05 to 3600 seconds, not {args.every:g}.")
     console = Console()

@@ -10,7 +10,6 @@ whose action is zero. Loading a set executes nothing from it, and checks everyth
 
     set.py        Demos: opens, verifies and reads a set
     recording.py  Recording: writes a set; record: plays episodes and records them; Scripted: a policy from an expert
-    blocks.py     cut_blocks: the episodes as blocks for a store
 
-May import records, envs, acting and algorithms; no experiment, topology or runtime.
+May import records, envs and acting; no experiment, topology or runtime.
 """

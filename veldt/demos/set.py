@@ -1,7 +1,5 @@
 """Demos: opens, verifies and reads a demonstration set, whose files may hold anything."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -13,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -59,7 +57,7 @@ class Demos:
         self._check_rows()
 
     @classmethod
-    def open(cls, directory: str | Path) -> Demos:
+    def open(cls, directory: str | Path) -> Self:
         """Reads the manifest and verifies every shard. Raises a UserError that names the file."""
         try:
             return cls(Path(directory))

@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -108,7 +109,7 @@ class Checkpoints:
         for path in self._paths():
             try:
                 checkpoint = self._verify(path)
-                files = self._files(checkpoint.manifest) if blocks else ()
+                files = chain(*checkpoint.manifest["blocks"].values()) if blocks else ()
                 bad = [file["file"] for file in files if not self._is_sound(file)]
             except Corrupt as error:
                 log.warning("checkpoint %s is not used: %s", path.name, error)
@@ -234,11 +235,6 @@ class Checkpoints:
         """Newest first."""
         return sorted((p for p in self.directory.glob("[0-9]*") if p.is_dir()), reverse=True)
 
-    @staticmethod
-    def _files(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for files in manifest["blocks"].values():
-            yield from files
-
     def _point_to(self, path: Path) -> None:
         aside = self.directory / ".aside-latest"
         aside.unlink(missing_ok=True)
@@ -259,7 +255,7 @@ class Checkpoints:
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
         try:
-            wanted = {file["file"] for path in kept for file in self._files(self._manifest(path))}
+            wanted = {file["file"] for path in kept for file in chain(*self._manifest(path)["blocks"].values())}
         except Corrupt:
             return  # what a damaged checkpoint needs is unknown: delete nothing
         for path in self.blocks.glob("*.safetensors"):

@@ -72,7 +72,8 @@ class Session:
         self._introduce(prepared, checkpoint)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         metrics.save(prepared.declarations, self.path)
-        lines = Metrics(self._sinks())
+        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
+        lines = Metrics([*sinks, Wandb(self.path, as_plain(config))] if config.log.wandb else sinks)
         self.progress = Progress(prepared, lines)
         self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks)
         try:
@@ -130,12 +131,6 @@ class Session:
         if checkpoint is not None:
             steps = checkpoint.manifest["env_steps"]
             self.screen.say(f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps")
-
-    def _sinks(self) -> list[Sink]:
-        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
-        if self.config.log.wandb:
-            sinks.append(Wandb(self.path, as_plain(self.config)))
-        return sinks
 
     def _conclude(self, resumed_from: int) -> None:
         say = self.screen.say

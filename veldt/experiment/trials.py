@@ -133,7 +133,6 @@ class Sweep:
         self.interrupted = 0  # signal number
 
     def check_memory(self) -> None:
-        """Raises a UserError if the largest stores that may run together do not fit into RAM."""
         needed, available = sum(sorted(trial.nbytes for trial in self.waiting)[-self.at_once :]), available_memory()
         if needed > 0.9 * available:
             raise UserError(

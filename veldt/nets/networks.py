@@ -1,7 +1,5 @@
 """What is built on a torso: heads, the LSTM, whose state is reset where an episode begins, and networks that have one."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,7 +146,7 @@ class Rows:
     reward: Tensor  # [B, T], received on arriving at the row
     first: Array | None  # [B, T], where an episode begins; None: nowhere
 
-    def __getitem__(self, index: Any) -> Rows:
+    def __getitem__(self, index: Any) -> "Rows":
         first = None if self.first is None else self.first[index]
         return Rows(each(self.obs, lambda x: x[index]), self.taken[index], self.reward[index], first)
 

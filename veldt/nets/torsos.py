@@ -203,7 +203,6 @@ def _squares(x: Tensor, s: int) -> Tensor:
 
 
 def use_bfloat16(net: nn.Module) -> None:
-    """All convolutional torsos of the network compute in bfloat16 from now on."""
     for module in net.modules():
         if isinstance(module, ConvNet):
             module.in_bfloat16 = True

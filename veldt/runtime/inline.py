@@ -1,11 +1,9 @@
 """Inline: all nodes in one thread, round-robin. For tests, debugging, exact reproducibility, and plain DQN."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from veldt.shared import PrivateCell, PrivateRows
 
 class Inline:
     @contextmanager
-    def start(self, program: Program) -> Iterator[InlineNodes]:
+    def start(self, program: Program) -> Iterator["InlineNodes"]:
         arrays = {name: np.zeros(spec.shape, spec.dtype) for name, spec in program.arrays.items()}
         objects: dict[str, Any] = {}
         rows: list[PrivateRows] = []
@@ -90,7 +88,7 @@ class InlineNodes:
         load_arrays(self._arrays, state)
         self.host.load_state(state)
 
-    def snapshot(self) -> InlineNodes:
+    def snapshot(self) -> Self:
         return self
 
     def resources(self) -> tuple[list[int], list[int]]:

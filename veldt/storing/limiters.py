@@ -3,10 +3,8 @@
 Free of deadlock by construction: no limiter reaches a state in which it refuses both inserts and samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 
 class Limiter(Protocol):
@@ -41,7 +39,7 @@ class SamplesPerInsert:
     inserts_wait: bool = True  # False: only samples do, and the error may grow
 
     @classmethod
-    def for_run(cls, ratio: float, min_size: int, burst: int, batch: int, inserts_wait: bool = True) -> SamplesPerInsert:
+    def for_run(cls, ratio: float, min_size: int, burst: int, batch: int, inserts_wait: bool = True) -> Self:
         """The tightest tolerance for inserts that come `burst` items at a time and samples of `batch`."""
         return cls(ratio, min_size, tolerance=2 * ratio * burst + batch, inserts_wait=inserts_wait)
 

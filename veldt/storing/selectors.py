@@ -122,9 +122,9 @@ class SumTree:
     def __init__(self, leaves: int, memory: BlockMemory | None = None) -> None:
         assert leaves >= 1, leaves
         self.leaves = leaves
-        sizes = [_groups(leaves)]
+        sizes = [-(-leaves // FAN)]  # in groups of eight
         while sizes[-1] > 1:
-            sizes.append(_groups(sizes[-1]))
+            sizes.append(-(-sizes[-1] // FAN))
         self.levels = FAN * np.concatenate([[0], np.cumsum(sizes)])
         room = (memory or PrivateMemory()).zeros(int(self.levels[-1]) + FAN, np.float64)
         aligned = -room.ctypes.data // room.itemsize % FAN
@@ -162,10 +162,6 @@ class SumTree:
         assert again.nodes.tobytes() == self.nodes.tobytes(), "a parent is not the sum of its children"
 
 
-def _groups(nodes: int) -> int:
-    return -(-nodes // FAN)
-
-
 @numba.njit("f8(f8[::1], u8)", cache=True, inline="always")
 def _sum(nodes: Array, at: np.uint64) -> Any:
     """The sum of eight nodes, always in the same order. (Unsigned indices spare numba the test for negative ones.)"""
@@ -178,10 +174,7 @@ def _sum(nodes: Array, at: np.uint64) -> Any:
 @numba.njit("b1(f8[::1], i8[::1], i8[::1], f8[::1])", cache=True)
 def _set(nodes: Array, levels: Array, index: Array, mass: Array) -> bool:
     """Level by level, every parent once as long as the indices ascend. False: a mass is bad, and nothing was changed."""
-    well = True
-    for i in range(len(mass)):
-        well &= (mass[i] >= 0) & (mass[i] < np.inf)
-    if not well:
+    if not _well(mass):
         return False
     changed = np.empty(len(index), np.uint64)  # nodes of the level below
     for i in range(len(index)):

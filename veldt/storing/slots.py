@@ -5,10 +5,8 @@ one, or 0 while the slot is empty or being written. So a block that a killed wri
 in another process can tell whether what it copied was whole, and a store's index can be rebuilt from the slots alone.
 """
 
-from __future__ import annotations
-
 import re
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +26,7 @@ class BlockMemory(Protocol):
     found: bool  # the arrays hold what an earlier process left in them
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array: ...
-    def apart(self) -> BlockMemory: ...  # the part that holds the blocks and nothing else
+    def apart(self) -> "BlockMemory": ...  # the part that holds the blocks and nothing else
 
 
 class PrivateMemory:
@@ -37,7 +35,7 @@ class PrivateMemory:
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
         return np.zeros(shape, dtype)
 
-    def apart(self) -> PrivateMemory:
+    def apart(self) -> Self:
         return self
 
 

@@ -1,7 +1,5 @@
 """Store: what a recorder and a learner see of any store, and how a block travels to one in another process."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +18,7 @@ class Sample(NamedTuple):
     weights: Array  # float32 [n], importance weights
     probability: Array  # float64 [n]
 
-    def part(self, first: int, every: int) -> Sample:
+    def part(self, first: int, every: int) -> "Sample":
         """The items first, first + every, first + 2 * every, ..."""
         if every == 1:
             return self

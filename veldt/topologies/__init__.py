@@ -1,7 +1,7 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
     __init__.py   single, apex and seed, and the links that they add to a program: they differ in how many, and where
-    stores.py     the stores that a config asks for
+    stores.py     the stores that a config asks for; demonstrations cut into blocks for one
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
 program: nothing outside presumes a node. Arguments named store, params, counters and recorder are Refs (`veldt.program`).

@@ -1,11 +1,9 @@
 """Plots of runs: learning curves, and rates over time."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,7 +29,7 @@ class Curve:
     greedy: bool
 
     @classmethod
-    def read(cls, path: Path) -> Curve:
+    def read(cls, path: Path) -> Self:
         """Without its settings."""
         lines = read_lines(path)
         for key in ("eval_return", "train_return"):  # greedy evaluations, or exploring episodes if there are none
@@ -133,7 +131,7 @@ class Rates:
     values: dict[str, Array]  # [n] each, NaN where a line lacks it; without those that no line has
 
     @classmethod
-    def read(cls, path: Path) -> Rates:
+    def read(cls, path: Path) -> Self:
         lines = [line for line in read_lines(path) if number(line, "time_s") is not None]
         keys = [key for panel in PANELS for key in (*panel.series, *(panel.limit or ())[:1])]
         values = {key: _column(lines, key) for key in keys}

@@ -4,8 +4,6 @@ It reads the files of the run (config.yaml, the end of metrics.jsonl, metrics.js
 about its processes. It holds no lock and writes nothing, so the run is not disturbed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -34,7 +32,7 @@ FIRST_S = 0.25  # between the first two looks: CPU usage is measured from one lo
 QUIET_S = 10.0  # age of the last line, or ten times log.every, from which it is highlighted
 
 
-def watch(watched: Watched, console: Console, every: float, once: bool) -> None:
+def watch(watched: "Watched", console: Console, every: float, once: bool) -> None:
     look = watched.look()
     if look.processes:
         time.sleep(FIRST_S)

@@ -123,7 +123,6 @@ class Gate:
         return totals | {"gate_actors": float(len(self.connected)), "gate_pending": float(sum(waiting))}
 
     def take_reports(self) -> dict[str, dict[str, float]]:
-        """The metrics that actors reported since the last call, by seat."""
         reports, self._reports = self._reports, {}
         return reports
 

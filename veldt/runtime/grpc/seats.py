@@ -167,12 +167,10 @@ class Seat:
         self.record[0] = self.record[1] = 0
 
     def set_counts(self, counts: list[int]) -> None:
-        """Counts of this session, as the actor reports them."""
         for i, n in enumerate(counts):
             self.row[i] = self.record[BASE + i] + n
 
     def status(self, flags: int) -> bytes:
-        """Flags and counts of the run, and how much of these this session has counted."""
         totals: list[int] = self.counts[:, : len(NAMES)].sum(axis=0).tolist()
         return STATUS.pack(flags, *totals, *[self.row[i] - self.record[BASE + i] for i in range(len(NAMES))])
 

@@ -3,8 +3,6 @@
 It decides which frame is sent next and handles those that arrive; the stream and the event loop are the link's.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import deque
@@ -31,7 +29,7 @@ class Mailbox:
     """The actor's end of one channel: messages to a node of the run, each kept until the run has it in shared memory; and,
     for calls, the node's answers."""
 
-    def __init__(self, session: Session, channel: int, port: dict[str, Any]) -> None:
+    def __init__(self, session: "Session", channel: int, port: dict[str, Any]) -> None:
         """`port` is the description of the lane in the run's welcome."""
         self._session, self._channel, self._window = session, channel, int(port["window"])
         self._formats = Formats(wire.parse_formats(port["formats"]))
@@ -108,7 +106,6 @@ class Mailbox:
         return self._kept[self._sent - 1]
 
     def ack_due(self, half: bool) -> bool:
-        """Whether there is an answer to acknowledge; with `half`: at least half a window."""
         unacknowledged = self._next - self._acked
         return 2 * unacknowledged >= self._window if half else unacknowledged > 0
 
@@ -170,7 +167,7 @@ class LinkCell:
 class LinkRows:
     """The counts of the whole run (`shared.Rows`): the last that the run sent, and what was added here since."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: "Link") -> None:
         self._link = link
         self.mine = [0] * len(NAMES)  # counted in this session
         self.run = [0] * len(NAMES)
@@ -192,7 +189,7 @@ class LinkRows:
 class Session:
     """What an actor has of the run: its seat, its mailboxes, and the counts and flags of the run. Outlives each stream."""
 
-    def __init__(self, link: Link, seat: str, compress: bool) -> None:
+    def __init__(self, link: "Link", seat: str, compress: bool) -> None:
         self.id = secrets.token_hex(16)
         self.seat, self.compress, self.wake, self.rows = seat, compress, link.wake, LinkRows(link)
         self.incarnation = self.flags = 0

@@ -1,7 +1,5 @@
 """The run's end of one actor's stream. An error in a stream closes that stream and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,7 +17,7 @@ STATUS_S = 0.25  # between two reports of the run's counts
 
 
 class ActorStream:
-    def __init__(self, gate: Gate, context: Any) -> None:
+    def __init__(self, gate: "Gate", context: Any) -> None:
         self.gate, self.context = gate, context
         self.seat: Seat | None = None
         self.wants: dict[int, int] = {}  # cell -> the version that the actor has

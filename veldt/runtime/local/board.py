@@ -1,7 +1,5 @@
 """The board: one row of shared memory for each process, with its heartbeat and its bell; and rows of counts."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -21,10 +19,10 @@ class Flag:
     def __init__(self, word: int) -> None:
         self.word = word
 
-    def __get__(self, board: Board, owner: type) -> bool:
+    def __get__(self, board: "Board", owner: type) -> bool:
         return bool(board.flags[self.word])
 
-    def __set__(self, board: Board, value: bool) -> None:
+    def __set__(self, board: "Board", value: bool) -> None:
         board.flags[self.word] = value
 
 

@@ -1,7 +1,5 @@
 """Local: runs a program in supervised processes of this host."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -44,7 +42,7 @@ class Local:
     gate: Gate | None = None
 
     @contextmanager
-    def start(self, program: Program) -> Iterator[LocalNodes]:
+    def start(self, program: Program) -> Iterator["LocalNodes"]:
         with contextlib.ExitStack() as stack:
             path = "" if self.gate is None else str(stack.enter_context(self._folder()) / "socket")
             plan = make_plan(program, self.queue, self.gate, path)
@@ -116,7 +114,7 @@ class LocalNodes:
         self.paused = max((answers[name].result for name in self._kept), default=0.0)
         return self._read(answers) | self._counts() | array_state(self.supervisor.arrays)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> "Snapshot":
         state = self.state()
         return Snapshot(state, self._stores(state), self.paused)
 

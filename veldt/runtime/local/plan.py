@@ -4,8 +4,6 @@ The supervisor pickles it to shared memory that only its own children inherit. N
 unpickled.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import os
@@ -21,8 +19,8 @@ from veldt import callables
 from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.ports import LATEST, Port, example_messages
-from veldt.program import BLOCK_MEMORY, CELL, ROWS, ArraySpec, Node, Program, Ref, walk
-from veldt.records.tree import Tree
+from veldt.program import BLOCK_MEMORY, CELL, ROWS, Node, Program, Ref, walk
+from veldt.records.tree import Spec, Tree
 
 GATE = "gate"  # the process that serves actors that share no memory with the run
 STREAM_BYTES = 1 << 20  # of a stream's ring, for each message that may wait in it
@@ -79,7 +77,7 @@ class Plan:
     shared: list[str]  # nodes that every process builds for itself
     channels: list[Channel]
     ports: dict[str, dict[str, Port]]  # of the nodes that are called from other processes
-    arrays: dict[str, ArraySpec]
+    arrays: Spec
     queue: int  # messages that may wait in a stream; a checkpoint does not contain them
     light: list[str]  # processes without torch
     functions: dict[str, bytes]  # pickled functions that cannot be imported
@@ -150,7 +148,7 @@ class Plan:
             cloudpickle.dump((replace(self, nodes={}, ports={}), parts), file)
 
     @staticmethod
-    def load(fd: int, process: str) -> Plan:
+    def load(fd: int, process: str) -> "Plan":
         """The plan for one process: with its own nodes, and the ports of the nodes it calls or serves."""
         with open(f"/proc/self/fd/{fd}", "rb") as file:
             plan, parts = cloudpickle.load(file)

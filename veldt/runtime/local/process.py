@@ -1,7 +1,5 @@
 """One process of a program: hosts its nodes, serves them to other processes, and carries out orders of the supervisor."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc
@@ -243,7 +241,7 @@ class Process:
         found += [CallService(thing, ports, ends)] if ends else []
         return found + ([LatestService(thing, ports, cells)] if cells else [])
 
-    def _gate_bell(self) -> EventBell:
+    def _gate_bell(self) -> "EventBell":
         from veldt.runtime.grpc.seats import EventBell
 
         return EventBell(self.board.memory, ROW * self.plan.row(GATE), self.descriptors["gate bell"])

@@ -136,7 +136,6 @@ _early: dict[bool, Zygote] = {}  # light -> the zygote of this kind
 
 
 def start_early(light: bool = False) -> None:
-    """Starts a zygote before it is known whether it will be used."""
     if light not in _early:
         _early[light] = Zygote(light)
 

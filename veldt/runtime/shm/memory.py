@@ -1,7 +1,5 @@
 """Shared memory without a name: a descriptor that is passed to other processes, and what lies in its mapping."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json
@@ -11,7 +9,7 @@ import os
 import platform
 import zlib
 from ctypes import c_int, c_long, c_void_p
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -87,14 +85,14 @@ class Format:
             self.nbytes += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
 
     @classmethod
-    def of(cls, tree: Tree) -> Format:
+    def of(cls, tree: Tree) -> Self:
         return cls([(name, x.dtype.str, x.shape) for name, x in tree.items()])
 
     def dump(self) -> bytes:
         return json.dumps(self.columns).encode()
 
     @classmethod
-    def load(cls, data: bytes) -> Format:
+    def load(cls, data: bytes) -> Self:
         return cls([(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(data)])
 
     def views(self, buffer: mmap.mmap | Bytes, offset: int = 0) -> Tree:
@@ -223,7 +221,7 @@ class Arena:
         self.found = os.fstat(fd).st_size > 0  # an earlier incarnation has made the arrays
         self._at = 0
 
-    def apart(self) -> Arena:
+    def apart(self) -> "Arena":
         """The arena for blocks: separate shared memory, if there is one, which other processes can map without the rest."""
         return self if self._blocks is None else Arena(self._blocks)
 
