@@ -67,8 +67,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
-
     setting: str
     config: Config
     path: Path  # of the run
