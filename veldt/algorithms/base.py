@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from veldt import bounds
 from veldt.bounds import above, at_least, between
-from veldt.errors import UserError
 from veldt.learning.returns import NStep, n_step
 from veldt.nets.networks import TAKEN, Recurrent, Rows
 from veldt.nets.torsos import each, on_device, torso_for, user_network
@@ -134,8 +133,7 @@ class Observer(Algorithm):
         check_stacked(env, self.stacked)
 
     def observe(self, rows: Tensors | Batch, at: int) -> Any:
-        """The network's input at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation. In a
-        batch the store has already blanked history of earlier episodes."""
+        """The network's input at row `at`. In a batch the store has already blanked history of earlier episodes."""
         return observation(rows, at, self.history, self.stacked, isinstance(rows, Batch) and self.window.slices)
 
     def clipped(self, reward: Any) -> Any:
@@ -148,11 +146,7 @@ class Observer(Algorithm):
         if not network_from:
             torso = torso_for(env, self.history, self.stacked, hidden, convnet, large)
             return torso, torso.features
-        net, out = user_network(network_from, env, self.history, self.stacked)
-        if out.ndim != 2 or len(out) != 2:
-            maps = f"must map [B, ...] observations to [B, features]; for B = 2 it gave {list(out.shape)}."
-            raise UserError(f"The network of {network_from} {maps}")
-        return net, out.shape[1]
+        return user_network(network_from, env, self.history, self.stacked, "[B, features]")
 
     def newest(self, rows: Tensors, state: Tensors) -> Rows:
         """What an LSTM acts on: the last of rows [n, history, ...], as [n, 1, ...]."""

@@ -52,13 +52,8 @@ class DQN(ActionValues):
         if not self.network_from:
             torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
             return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling))
-        net, q = user_network(self.network_from, env, self.history, self.stacked)
-        if tuple(q.shape) != (2, env.n_actions):
-            raise UserError(
-                f"The network of {self.network_from} must map [B, ...] observations to [B, {env.n_actions}] action values; "
-                f"for B = 2 it gave {list(q.shape)}."
-            )
-        return net
+        gives, n = f"[B, {env.n_actions}] action values", env.n_actions
+        return user_network(self.network_from, env, self.history, self.stacked, gives, n)[0]
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
