@@ -1,7 +1,4 @@
-"""Learner: samples windows, takes a gradient step, writes priorities back, publishes weights.
-
-feed -> loss -> one flat gradient -> updater -> publisher
-"""
+"""Learner: samples windows, takes a gradient step, writes priorities back, publishes weights."""
 
 import copy
 import logging
@@ -11,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -298,12 +294,11 @@ def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int)
         left = max(0.0, 1 - counters.get("env_steps") / env_steps) if config.anneal else 1.0
         return config.lr * left
 
-    return Owned(flat, partial(make_optimizer, config), rate, config.clip_norm)
+    def make(weights: Tensor, gradient: Tensor) -> optim.Optimizer:
+        if config.optimizer == "adam":
+            return optim.Adam(weights, gradient, config.eps)
+        if config.optimizer == "rmsprop":
+            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum, config.centered)
+        return optim.SGD(weights, gradient)
 
-
-def make_optimizer(config: LearnerConfig, weights: Tensor, gradient: Tensor) -> optim.Optimizer:
-    if config.optimizer == "adam":
-        return optim.Adam(weights, gradient, config.eps)
-    if config.optimizer == "rmsprop":
-        return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum, config.centered)
-    return optim.SGD(weights, gradient)
+    return Owned(flat, make, rate, config.clip_norm)
