@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -209,13 +210,12 @@ class BatchedPolicy(NetworkPolicy):
         self._asks = [0] * -(-groups // together)  # by actor: groups that wait
         self._batches = self._rows_run = 0  # since the last `metrics`
         self._slices: dict[int, Tensors] = {}  # by size of the batch
-        self._lanes: dict[tuple[int, ...], tuple[Array, torch.Tensor]] = {}  # by groups
+        self._lanes = lru_cache(MOST_ORDERS)(self._lanes_of)
         history, state, total = algorithm.window.history, algorithm.state(env), groups * n
         self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
         columns = {name: env.step[name] for name in [*self._seen, *(["first"] if state else [])]}
         if history > 1:
             columns |= {name: env.step[name] for name in ("first", "valid")}
-            self._seen = list(columns)
         # Rows of the batch that is being collected, on the host; `_staged` are numpy views of them.
         self._stage = {name: torch.from_numpy(np.zeros((total, *c.shape), c.dtype)) for name, c in columns.items()}
         if device != "cpu":
@@ -274,7 +274,7 @@ class BatchedPolicy(NetworkPolicy):
         self.pull_if_due()
         asked, n, size = self.asked, self.n, self.n * len(self.asked)
         new = self._collected(size)
-        lanes, index = self._lanes_of(tuple(asked))
+        lanes, index = self._lanes(tuple(asked))
         before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
         out, after = self.act(self._append(new, index), before, size, lanes)
         for name, x in after.items():
@@ -297,13 +297,8 @@ class BatchedPolicy(NetworkPolicy):
 
     def _lanes_of(self, asked: tuple[int, ...]) -> tuple[Array, torch.Tensor]:
         """The environments of these groups, in their order."""
-        found = self._lanes.get(asked)
-        if found is None:
-            lanes = (np.array(asked)[:, None] * self.n + np.arange(self.n)).ravel()
-            if len(self._lanes) == MOST_ORDERS:
-                self._lanes.clear()
-            found = self._lanes[asked] = lanes, torch.from_numpy(lanes).to(self.device)
-        return found
+        lanes = (np.array(asked)[:, None] * self.n + np.arange(self.n)).ravel()
+        return lanes, torch.from_numpy(lanes).to(self.device)
 
     def _state_before(self, state: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
         """The recurrent state before this step: zero where an episode begins."""
