@@ -59,10 +59,7 @@ class Layout:
         """Bytes of one row."""
         return self.record.itemsize + sum(c.nbytes for c in self.large.values())
 
-    def zeros(self, *leading: int) -> Tree:
-        return self.make(np.zeros, *leading)
-
-    def make(self, zeros: Callable[..., Array], *leading: int) -> Tree:
+    def zeros(self, *leading: int, zeros: Callable[..., Array] = np.zeros) -> Tree:
         """A storage of arrays that `zeros(shape, dtype)` gives."""
         storage = {name: zeros((*leading, *c.shape), c.dtype) for name, c in self.large.items()}
         if self.record.names:

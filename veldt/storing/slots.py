@@ -49,8 +49,8 @@ class Slots:
         self.next = next_  # serial of the next block
         self.commit = memory.zeros(n_slots, np.int64)  # serial + 1
         self.sources = memory.zeros((n_slots, 2), np.int64)  # Source, or NO_SOURCE
-        self.rows = schema.layout.make(memory.zeros, n_slots * schema.rows)
-        self.starts = schema.start_layout.make(memory.zeros, n_slots * schema.starts)
+        self.rows = schema.layout.zeros(n_slots * schema.rows, zeros=memory.zeros)
+        self.starts = schema.start_layout.zeros(n_slots * schema.starts, zeros=memory.zeros)
         self.items = memory.zeros((n_slots, schema.starts), np.bool_)
 
     def write(self, serial: int, block: Block, source: Source | None) -> None:
