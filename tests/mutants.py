@@ -716,8 +716,8 @@ MUTANTS = [
         "queue-as-a-stack",
         "A queue gives its newest items first.",
         "storing/ring.py",
-        "unread.popleft()",
-        "unread.pop()",
+        "leaves = self.item_leaves(self.oldest, self.next)[:n]",
+        "leaves = self.item_leaves(self.oldest, self.next)[-n:]",
         (STORE + "TestQueue",),
     ),
     # The sum tree

@@ -32,14 +32,15 @@ class Replay(BlockRing):
         memory: BlockMemory | None = None,  # the one that the selector was made with
         pinned: bool = False,
     ) -> None:
-        super().__init__(schema, limiter, n_slots, memory, pinned)
         self.selector, self.capacity = selector, capacity
         self.hard_capacity = int(capacity * (1 + slack))
         self.rng = np.random.default_rng(seed)
-        if self.adopted:
-            self.evicted = self.inserted - self.size
-            selector.adopt(self.items.reshape(-1))
-            self.keep()
+        super().__init__(schema, limiter, n_slots, memory, pinned)
+
+    def _adopt(self) -> None:
+        super()._adopt()
+        self.evicted = self.inserted - self.size
+        self.selector.adopt(self.items.reshape(-1))
 
     def _make_room(self, items: int) -> bool:
         while self.full or self._overfull(items):

@@ -4,7 +4,6 @@ Block number `serial` is in slot serial % n_slots. Its s-th window start is leaf
 again, and has the key serial * S + s, which is never used again: so a key whose block is gone is recognised.
 """
 
-from collections import deque
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -46,9 +45,9 @@ class BlockRing(Slots, Store):
         self.latest: dict[int, int] = {}  # channel -> number of the newest message taken from it
         self._kept = memory.zeros(len(COUNTS), np.int64)  # a copy of the counts
         self._windows = Windows(schema, self.rows, pinned)  # pinned: samples lie in pages that a GPU can read by itself
-        self.adopted = memory.found
-        if self.adopted:
+        if memory.found:
             self._adopt()
+            self.keep()
 
     def _adopt(self) -> None:
         """Continues with what an earlier process left. All but the counts is rebuilt from the slots; the counts may lack
@@ -106,8 +105,7 @@ class BlockRing(Slots, Store):
         raise NotImplementedError
 
     def _add_items(self, leaves: Array, priorities: Array | None) -> None:
-        """Remembers the items of the block that is about to be written."""
-        raise NotImplementedError
+        """Of the block that is about to be written, for a store that draws by more than the flags in `items`."""
 
     def can_sample(self, n: int) -> bool:
         return self.size > 0 and self.limiter.can_sample(n, self.size, self.inserted, self.sampled)
@@ -199,33 +197,20 @@ class UnrollQueue(BlockRing):
     Priorities are checked and have no effect. A queue that continues where its process was killed gives out no item twice.
     """
 
-    def __init__(
-        self, schema: Schema, limiter: Limiter, n_slots: int, memory: BlockMemory | None = None, pinned: bool = False
-    ) -> None:
-        super().__init__(schema, limiter, n_slots, memory, pinned)
-        if self.adopted:
-            self.evicted = self.inserted - self.size - self.sampled
-            self._free()  # what the earlier process gave out and did not free
-            self.keep()
-        self._find_unread()
-
-    def _find_unread(self) -> None:
-        self._unread = deque(self.item_leaves(self.oldest, self.next).tolist())
+    def _adopt(self) -> None:
+        super()._adopt()
+        self.evicted = self.inserted - self.size - self.sampled
+        self._free()  # what the earlier process gave out and did not free
 
     def _make_room(self, items: int) -> bool:
         return not self.full
 
-    def _add_items(self, leaves: Array, priorities: Array | None) -> None:
-        self._unread.extend(leaves.tolist())
-
     def sample(self, n: int) -> Sample | None:
         if not self.can_sample(n):
             return None
-        unread = self._unread
-        assert n <= len(unread), (n, len(unread))
-        probability = np.full(n, 1.0 / len(unread))
-        leaves = np.array([unread.popleft() for _ in range(n)], np.int64)
-        sample = self.read(leaves, np.ones(n, np.float32), probability)
+        assert n <= self.size, (n, self.size)
+        leaves = self.item_leaves(self.oldest, self.next)[:n]
+        sample = self.read(leaves, np.ones(n, np.float32), np.full(n, 1.0 / self.size))
         self.sampled += n
         self.items.reshape(-1)[leaves] = False
         self.size -= n
@@ -245,15 +230,10 @@ class UnrollQueue(BlockRing):
     def trim(self) -> None:
         """Has no effect: a queue evicts nothing."""
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        super().load_state(state)
-        self._find_unread()
-
     def drop_blocks(self, first: int, stop: int) -> int:
         """Removes the items of blocks first ... stop - 1, whose rows could not be read back, and those of all blocks before
         them, because slots are freed from the oldest on; how many items there were."""
         leaves = self.drop_items(self.oldest, stop)
-        self._find_unread()
         self._free()
         self.keep()
         return len(leaves)
@@ -261,4 +241,3 @@ class UnrollQueue(BlockRing):
     def check_valid(self) -> None:
         super().check_valid()
         assert self.inserted - self.evicted - self.sampled == self.size
-        assert list(self._unread) == self.item_leaves(self.oldest, self.next).tolist()
