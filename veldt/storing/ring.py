@@ -101,8 +101,8 @@ class BlockRing(Slots, Store):
         return True
 
     def _make_room(self, items: int) -> bool:
-        """Whether the next slot is free for a block with this many items; evicts others for it, if it may."""
-        raise NotImplementedError
+        """Whether the next slot is free for a block with this many items. A store that evicts makes it free."""
+        return not self.full
 
     def _add_items(self, leaves: Array, priorities: Array | None) -> None:
         """Of the block that is about to be written, for a store that draws by more than the flags in `items`."""
@@ -201,9 +201,6 @@ class UnrollQueue(BlockRing):
         super()._adopt()
         self.evicted = self.inserted - self.size - self.sampled
         self._free()  # what the earlier process gave out and did not free
-
-    def _make_room(self, items: int) -> bool:
-        return not self.full
 
     def sample(self, n: int) -> Sample | None:
         if not self.can_sample(n):
