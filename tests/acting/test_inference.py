@@ -68,8 +68,8 @@ def batched(kind: str = "dqn", groups: int = 3, explore: Any = None, **more: Any
         Counters(),
         explore,
         1,
-        groups,
-        N,
+        groups=groups,
+        n=N,
         **{name: x for name, x in how.items() if name != "params"},
     )
 

@@ -694,7 +694,9 @@ def rig(window: str = "plain", env: str = "walk", policy: str = "local") -> Rig:
     if policy != "batched":
         who = LocalPolicy(of, probe.spec, params, counters, 0.5, seed=1)
     else:
-        who = BatchedPolicy(of, probe.spec, params, counters, np.full(4, 0.5), 1, len(groups), n, batch=4, wait=0.0)
+        who = BatchedPolicy(
+            of, probe.spec, params, counters, np.full(4, 0.5), 1, groups=len(groups), n=n, batch=4, wait=0.0
+        )
     params.publish(Weights(0, torch.nn.utils.parameters_to_vector(net.parameters()).detach().numpy()))
     who.pull()
     log, store = Log(who), Keeping(Replay(schema, Uniform(10**4), MinSize(1), 10**4, 10**4 // schema.starts))

@@ -1,7 +1,4 @@
-"""Policies that run a network: LocalPolicy in the actor's own process, BatchedPolicy for many actors (SEED RL).
-
-How much each environment explores: an epsilon, or the standard deviation of noise; 0 is greedy.
-"""
+"""Policies that run a network, and how much they explore: an epsilon, or the standard deviation of noise; 0 is greedy."""
 
 import math
 import time
@@ -176,8 +173,9 @@ class LocalPolicy(NetworkPolicy):
         return state
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class BatchedPolicy(NetworkPolicy):
-    """Collects the records of groups of n environments each, and answers many groups with one forward pass.
+    """Collects the records of groups of n environments each, and answers many groups with one forward pass (SEED RL).
 
     A batch is run once it has `batch` environments, or all groups of one actor wait, or the first group has waited for
     `wait` seconds: a slow group never delays the others. History and recurrent state of every environment are kept here,
@@ -186,32 +184,23 @@ class BatchedPolicy(NetworkPolicy):
 
     METRICS: ClassVar = INFERENCE
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        env: EnvSpec,
-        params: LatestParams,
-        counters: Counters,
-        explore: Explore | Array,  # a schedule, or one amount for each environment of all groups
-        seed: int,
-        groups: int,
-        n: int,
-        batch: int,
-        wait: float,
-        together: int = 1,  # groups of one actor; their numbers are consecutive
-        refresh: int = 1,  # batches between two pulls
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(algorithm, env, params, counters, explore, seed, refresh, device)
-        self.groups, self.n, self.batch, self.wait, self.together = groups, n, batch, wait, together
+    groups: int
+    n: int
+    batch: int
+    wait: float
+    together: int = 1  # groups of one actor; their numbers are consecutive
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        env, device = self.env, self.device
         self.due = math.inf  # time.monotonic() at which the batch is run at the latest
         self.asked: list[int] = []  # groups that wait, in the order of their rows in the batch
         self._refused: set[int] = set()  # groups for which `recv` returned None in this batch
-        self._asks = [0] * -(-groups // together)  # by actor: groups that wait
+        self._asks = [0] * -(-self.groups // self.together)  # by actor: groups that wait
         self._batches = self._rows_run = 0  # since the last `metrics`
         self._slices: dict[int, Tensors] = {}  # by size of the batch
         self._lanes = lru_cache(MOST_ORDERS)(self._lanes_of)
-        history, state, total = algorithm.window.history, algorithm.state(env), groups * n
+        history, state, total = self.algorithm.window.history, self.algorithm.state(env), self.groups * self.n
         self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
         columns = {name: env.step[name] for name in [*self._seen, *(["first"] if state else [])]}
         if history > 1:

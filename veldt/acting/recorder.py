@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,24 +15,22 @@ from veldt.records.tree import Array, Tree, read_only
 from veldt.storing.store import Store
 
 
+@dataclass(eq=False, repr=False)
 class Recorder(Policy):
     """Records in the process that runs inference. The environments of a group step together, so their blocks end together.
 
     When the store refuses a block, finished blocks wait here, and `send` returns False to the actor.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        store: Store,
-        algorithm: Algorithm,
-        schema: Schema,
-        max_age: float = float("inf"),  # seconds before a block is sent short
-        first_priorities: str = "acted",  # or "largest"
-        later: bool = False,  # answers are recorded by `record`, not by `recv`; steps must not change until then
-    ) -> None:
-        self.policy, self.store, self.algorithm, self.schema = policy, store, algorithm, schema
-        self.max_age, self.acted, self.later = max_age, first_priorities == "acted", later
+    policy: Policy
+    store: Store
+    algorithm: Algorithm
+    schema: Schema
+    max_age: float = float("inf")  # seconds before a block is sent short
+    first_priorities: str = "acted"  # or "largest"
+    later: bool = False  # answers are recorded by `record`, not by `recv`; steps must not change until then
+
+    def __post_init__(self) -> None:
         self.finished: deque[tuple[Block, Array | None]] = deque()
         self._steps: dict[int, Tree] = {}
         self._tapes: dict[int, Tape] = {}
@@ -100,7 +99,7 @@ class Recorder(Policy):
         columns = self.schema.layout.columns(rows)
         items = window_items(columns["valid"], columns["last"], window, self.schema.fresh)
         items[:, fresh // window.stride :] = False
-        priorities = self.algorithm.priority(columns, self.schema) if self.acted else None
+        priorities = self.algorithm.priority(columns, self.schema) if self.first_priorities == "acted" else None
         if priorities is not None and not np.isfinite(priorities).all():
             priorities = None  # the values overflowed while acting; the learner will report it
         items.flags.writeable = False

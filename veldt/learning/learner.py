@@ -66,25 +66,23 @@ class LearnerConfig:
     """Updates between two trims of the store to its capacity."""
 
 
+@dataclass(eq=False)
 class Feed:
     """Samples windows from the store and moves them to the learner's device; for a GPU, one batch ahead."""
 
-    def __init__(
-        self,
-        store: Store,
-        algorithm: Algorithm,
-        size: int,  # of a batch
-        prefetch: int,  # batches of one draw
-        device: torch.device,
-        ahead: bool,  # begin the next batch while the learner works on this one
-    ) -> None:
-        self.store, self.size, self.prefetch, self.device = store, size, prefetch, device
+    store: Store
+    algorithm: Algorithm
+    size: int  # of a batch
+    prefetch: int  # batches of one draw
+    device: torch.device
+    ahead: bool  # begin the next batch while the learner works on this one
+
+    def __post_init__(self) -> None:
         self.timings = {"sample": 0.0}  # seconds that the learner waited
-        self._ahead = algorithm.ahead
         self._samples: deque[Sample] = deque()
         self._prepared: tuple[Sample, Batch] | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, "draw") if ahead else None
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(1, "draw") if self.ahead else None
         self._preparing: Future[None] | None = None
 
     def next(self) -> tuple[Sample, Batch] | None:
@@ -140,7 +138,7 @@ class Feed:
         with torch.cuda.stream(self._stream):
             batch = self._batch(sample).move()
             if target is not None:
-                batch.ahead = self._ahead(target, batch)
+                batch.ahead = self.algorithm.ahead(target, batch)
         self._prepared = sample, batch
 
     def _batch(self, sample: Sample) -> Batch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numba
@@ -151,19 +152,15 @@ class Updater(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
+@dataclass(eq=False)
 class Owned:
     """The optimizers are in this process: one for each group of parameters, made when its loss is first seen."""
 
-    def __init__(
-        self,
-        flat: Flat,
-        optimizer: Callable[[Tensor, Tensor], Optimizer],  # of weights and their gradient
-        lr: Callable[[], float],
-        clip_norm: float,  # 0: not clipped
-    ) -> None:
-        self.flat, self.lr, self.clip_norm = flat, lr, clip_norm
-        self.optimizers: dict[str, Optimizer] = {}
-        self._optimizer = optimizer
+    flat: Flat
+    optimizer: Callable[[Tensor, Tensor], Optimizer]  # of weights and their gradient
+    lr: Callable[[], float]
+    clip_norm: float  # 0: not clipped
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
 
     def update(self, groups: Iterable[str], norm: float) -> bool:
         if self.clip_norm and norm > self.clip_norm:
@@ -184,4 +181,4 @@ class Owned:
 
     def _make(self, group: str) -> Optimizer:
         where = group_slice(self.flat.net, group)
-        return self._optimizer(self.flat.weights[where], self.flat.gradient[where])
+        return self.optimizer(self.flat.weights[where], self.flat.gradient[where])
