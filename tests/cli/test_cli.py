@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 import yaml
 from PIL import Image
 from test_run import flags, tiny, whole_state
 
 from veldt import __version__
 from veldt.__main__ import COMMANDS, main
-from veldt.cli import parse
 from veldt.cli.bench import BENCHES
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.run import Run
@@ -232,7 +232,7 @@ def test_a_flag_may_be_written_in_every_usual_way() -> None:
     from veldt.cli.resume import Resume
 
     for argv in (["x", "--steps", "5"], ["x", "--steps=5"], ["--steps", "5", "x"]):
-        assert parse(Resume, argv, "veldt resume", "").steps == 5
+        assert tyro.cli(Resume, args=argv).steps == 5
 
 
 # Training.

@@ -8,7 +8,8 @@ Example: veldt actor --connect trainer.local:7777 --token-file token --certifica
 from dataclasses import dataclass
 from pathlib import Path
 
-from veldt.cli import parse
+import tyro
+
 from veldt.errors import ProcessFailed
 from veldt.signals import interruptible
 
@@ -30,7 +31,7 @@ class Actor:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Actor, argv, prog="veldt actor", description=__doc__)
+    args = tyro.cli(Actor, args=argv, prog="veldt actor", description=__doc__)
     from veldt.experiment import joined
     from veldt.runtime.grpc.connection import LinkLost, read_token
     from veldt.runtime.grpc.link import Link

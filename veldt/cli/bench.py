@@ -4,7 +4,8 @@ import json
 from pkgutil import resolve_name
 from typing import Any
 
-from veldt.cli import parse
+import tyro
+
 from veldt.errors import UserError, did_you_mean
 
 BENCHES = {
@@ -30,7 +31,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"There is no benchmark {name!r}.{did_you_mean(name, BENCHES, BENCHES)}")
     kind: Any = resolve_name(BENCHES[name])
     example = f"{kind.__doc__}\n\n--json prints one JSON object on the last line.\n\nExample: veldt bench {name} --json"
-    bench = parse(kind, flags, prog=f"veldt bench {name}", description=example)
+    bench = tyro.cli(kind, args=flags, prog=f"veldt bench {name}", description=example)
     for setting, value in vars(bench).items():
         if type(value) is int and value < 1:
             raise UserError(f"{setting} must be greater than 0, not {value}.")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from veldt.cli import parse
 from veldt.demos.set import Demos
 from veldt.machine import format_bytes
 from veldt.records.tree import Array
@@ -28,7 +27,7 @@ class Flags:
 
 def run(argv: list[str]) -> int:
     example = "Verifies and describes a demonstration set that veldt record made.\n\nExample: veldt demos demos/cart"
-    args = parse(Flags, argv, prog="veldt demos", description=example)
+    args = tyro.cli(Flags, args=argv, prog="veldt demos", description=example)
     demos = Demos.open(args.dir)
     print("\n".join(describe(demos)))
     if args.json:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from veldt.cli import parse
 from veldt.errors import UserError
 from veldt.experiment.run import Run, check_video, record_video
 
@@ -34,7 +33,7 @@ class Eval:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Eval, argv, prog="veldt eval", description=__doc__)
+    args = tyro.cli(Eval, args=argv, prog="veldt eval", description=__doc__)
     if args.video is not None:
         if args.env:
             raise UserError("--video shows the run's own environment; leave out --env.")

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from veldt.cli import parse
 from veldt.errors import UserError
 from veldt.experiment.directory import MAY_CHANGE, load_config
 from veldt.experiment.settings import flat
@@ -27,7 +26,7 @@ class Plot:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Plot, argv, prog="veldt plot", description=__doc__)
+    args = tyro.cli(Plot, args=argv, prog="veldt plot", description=__doc__)
     if not args.runs:
         raise UserError("Name the runs to plot, for example: veldt plot runs/* -o curves.png")
     if args.rates:

@@ -22,7 +22,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from veldt import bounds, callables
 from veldt.acting.actor import Policy
 from veldt.bounds import above, at_least
-from veldt.cli import parse
 from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
 from veldt.errors import UserError
@@ -58,7 +57,7 @@ class Record:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Record, argv, prog="veldt record", description=__doc__)
+    args = tyro.cli(Record, args=argv, prog="veldt record", description=__doc__)
     bounds.check(args)
     if args.epsilon is not None and not 0 <= args.epsilon <= 1:
         raise UserError(f"epsilon is a probability, from 0 to 1, not {args.epsilon}.")

@@ -6,7 +6,6 @@ from typing import Any
 
 import tyro
 
-from veldt.cli import parse
 from veldt.experiment.run import resume
 
 
@@ -22,7 +21,7 @@ class Resume:
 
 def run(argv: list[str]) -> int:
     example = "Continues a run from its last checkpoint.\n\nExample: veldt resume runs/cart"
-    args = parse(Resume, argv, prog="veldt resume", description=example)
+    args = tyro.cli(Resume, args=argv, prog="veldt resume", description=example)
     changes: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
     resume(args.run, quiet=args.quiet, **changes)
     return 0

@@ -23,7 +23,6 @@ from pathlib import Path
 import tyro
 import yaml
 
-from veldt.cli import parse
 from veldt.cli.plot import read_curve
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.directory import exclusive
@@ -49,7 +48,7 @@ class Flags:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Flags, argv, prog="veldt sweep", description=__doc__)
+    args = tyro.cli(Flags, args=argv, prog="veldt sweep", description=__doc__)
     if args.at_once is not None and args.at_once < 1:
         raise UserError(f"--at-once must be greater than 0, not {args.at_once}.")
     spec = read_spec(args.file)

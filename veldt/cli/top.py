@@ -9,7 +9,6 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from veldt.cli import parse
 from veldt.errors import UserError
 from veldt.watching.top import Watched, show_running, watch
 
@@ -25,7 +24,7 @@ class Top:
 
 
 def run(argv: list[str]) -> int:
-    args = parse(Top, argv, prog="veldt top", description=__doc__)
+    args = tyro.cli(Top, args=argv, prog="veldt top", description=__doc__)
     if not 0.05 <= args.every <= 3_600:
         raise UserError(f"every must be from 0.05 to 3600 seconds, not {args.every:g}.")
     console = Console()

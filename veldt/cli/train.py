@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from veldt.cli import parse
 from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
@@ -39,7 +38,8 @@ class Train:
 
 def run(argv: list[str]) -> int:
     recipe, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
-    wants_help = "-h" in flags or "--help" in flags
+    given = [word for word in flags if word not in ("-h", "--help")]
+    wants_help = len(given) < len(flags)
     if not recipe:
         if not wants_help:
             raise UserError(
@@ -48,9 +48,9 @@ def run(argv: list[str]) -> int:
         recipe = next(iter(RECIPES))
     default = Train(_defaults(recipe, flags))
     prog, description = f"veldt train {recipe}", f"Trains {recipe}: {RECIPES[recipe].__doc__}{EXAMPLE}"
+    args = tyro.cli(Train, args=given, prog=prog, description=description, default=default)
     if wants_help:
-        _show_help(flags, prog, description, default)
-    args = parse(Train, flags, prog=prog, description=description, default=default)
+        _show_help(args, prog, description)
     check(args.config)
     refuse_without_effect(args.config, default.config)
     train(args.config, run=args.run, quiet=args.quiet)
@@ -80,14 +80,13 @@ def _peek(flags: list[str], name: str) -> str | None:
     return None
 
 
-def _show_help(flags: list[str], prog: str, description: str, default: Train) -> None:
-    """Prints the flags that have an effect together with the other flags of this command, and exits."""
-    others = [word for word in flags if word not in ("-h", "--help")]
-    args = parse(Train, others, prog=prog, description=description, default=default)
+def _show_help(args: Train, prog: str, description: str) -> None:
+    """Prints the flags that have an effect together with those that were given, and exits."""
     idle = without_effect(args.config)
     absent = "\n".join(f"  {', '.join(map(_flag, scope.names))}: {scope.needs}" for scope in _outermost(idle))
     description = f"{description}\nNot listed, because they have no effect without the setting after the colon:\n{absent}"
-    parse(Train, ["--help"], prog, description, args, registry=_hiding(args.config, idle))
+    registry = _hiding(args.config, idle)
+    tyro.cli(Train, args=["--help"], prog=prog, description=description, default=args, registry=registry)
 
 
 def _outermost(idle: dict[str, str]) -> list[Scope]:
