@@ -8,16 +8,8 @@ import tyro
 
 from veldt.errors import UserError, did_you_mean
 
-BENCHES = {
-    "learner": "veldt.bench.learner:LearnerBench",
-    "dqn": "veldt.bench.dqn:DqnBench",
-    "replay": "veldt.bench.replay:ReplayBench",
-    "apex": "veldt.bench.apex:ApexBench",
-    "impala": "veldt.bench.impala:ImpalaBench",
-    "scaling": "veldt.bench.scaling:ScalingBench",
-    "inference": "veldt.bench.inference:InferenceBench",
-    "transport": "veldt.bench.transport:TransportBench",
-}
+NAMES = ("learner", "dqn", "replay", "apex", "impala", "scaling", "inference", "transport")
+BENCHES = {name: f"veldt.bench.{name}:{name.capitalize()}Bench" for name in NAMES}
 
 
 def run(argv: list[str]) -> int:

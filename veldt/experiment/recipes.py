@@ -213,15 +213,8 @@ def seed_vtrace(env: str) -> Config:
     return replace(impala(env), recipe="seed-vtrace", inference="central")
 
 
-RECIPES: dict[str, Callable[[str], Config]] = {
-    "dqn": dqn,
-    "apex-dqn": apex_dqn,
-    "apex-dpg": apex_dpg,
-    "impala": impala,
-    "seed-vtrace": seed_vtrace,
-    "r2d2": r2d2,
-    "r2d3": r2d3,
-}
+FUNCTIONS: tuple[Any, ...] = (dqn, apex_dqn, apex_dpg, impala, seed_vtrace, r2d2, r2d3)
+RECIPES: dict[str, Callable[[str], Config]] = {recipe.__name__.replace("_", "-"): recipe for recipe in FUNCTIONS}
 
 
 def make(recipe: str, env: str = "CartPole-v1", **overrides: Any) -> Config:
