@@ -15,7 +15,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
 from veldt.experiment.run import train
-from veldt.experiment.settings import SCOPES, Scope, as_plain, check, override, refuse_without_effect, without_effect
+from veldt.experiment.settings import SCOPES, Scope, as_plain, check, flat, override, refuse_without_effect, without_effect
 
 EXAMPLE = """
 
@@ -100,7 +100,8 @@ def _flag(name: str) -> str:
 
 
 def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
-    """Makes tyro leave out these settings of the config."""
+    """Makes tyro leave out these settings of the config, and groups that have no others."""
+    effective = [f"{name}." for name in flat(config) if name not in idle]
     groups = {id(getattr(config, f.name)): f"{f.name}." for f in dataclasses.fields(config)} | {id(config): ""}
     registry, entered = ConstructorRegistry(), [False]
 
@@ -111,15 +112,8 @@ def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
         spec: Any = ConstructorRegistry.get_struct_spec(info)  # tyro's own
         entered[0] = False
         prefix = groups[id(info.default)]
-        shown = [f for f in spec.fields if not _is_idle(f"{prefix}{f.name}", f.default, idle)]
+        shown = [f for f in spec.fields if any(name.startswith(f"{prefix}{f.name}.") for name in effective)]
         return StructConstructorSpec(spec.instantiate, tuple(shown))
 
     registry.struct_rule(rule)
     return registry
-
-
-def _is_idle(name: str, value: Any, idle: dict[str, str]) -> bool:
-    """A group is idle if all its settings are."""
-    if not dataclasses.is_dataclass(value):
-        return name in idle
-    return all(f"{name}.{f.name}" in idle for f in dataclasses.fields(value))
