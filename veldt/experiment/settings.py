@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -28,11 +29,8 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def as_plain(config: Any) -> dict[str, Any]:
     """A config as nested dicts of numbers, strings and lists, for YAML and JSON."""
-
-    def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in items}
-
-    return dict(dataclasses.asdict(config, dict_factory=plain))
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
 
 
 def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
