@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     from veldt.runtime.grpc.link import Link
 
     token = read_token(args.token_file) if args.token_file is not None else ""
-    certificate = joined.read_secret(args.certificate) if args.certificate is not None else b""
+    certificate = joined.read_secret(args.certificate)
     link = Link(args.connect, token, certificate, compress=args.compress, patience=args.patience)
     left: list[int] = []
     try:

@@ -50,9 +50,10 @@ def make_token(path: Path) -> str:
     return read_token(path)
 
 
-def read_secret(path: str | Path) -> bytes:
+def read_secret(path: str | Path | None) -> bytes:
+    """Empty where no file is named."""
     try:
-        return Path(path).read_bytes()
+        return Path(path).read_bytes() if path else b""
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 

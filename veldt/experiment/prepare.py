@@ -14,7 +14,7 @@ from veldt import metrics
 from veldt.demos.set import Demos
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
-from veldt.experiment.config import Config, GateConfig
+from veldt.experiment.config import Config
 from veldt.machine import available_memory, format_bytes, used_memory
 from veldt.program import Program
 from veldt.records.block import Schema
@@ -52,10 +52,12 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Raises a UserError for all that cannot work on this machine, in this environment."""
     check_device(config.device)
-    if config.gate.listen:
+    gate = config.gate
+    if gate.listen:
+        from veldt.experiment.joined import read_secret
         from veldt.runtime.grpc.connection import Door
 
-        Door(config.gate.listen, *_tls(config.gate)).check("a-token-that-is-made-later")
+        Door(gate.listen, read_secret(gate.certificate), read_secret(gate.key)).check("a-token-that-is-made-later")
     env = config.env_spec()
     config.algorithm.check(env)
     if config.demos:
@@ -125,34 +127,26 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
     if config.runtime == "inline":
         zygote.discard()
         return Inline()
-    gate: Gate | None = None
-    if config.gate.listen:
+    settings, token = config.gate, ""
+    if settings.listen:
         from veldt.experiment.joined import make_token
 
-        certificate, key = _tls(config.gate)
-        file = Path(config.gate.token_file) if config.gate.token_file else path / "token"
-        tls = f" --certificate {config.gate.certificate}" if certificate else ""
-        where = config.gate.listen.replace("0.0.0.0", socket.gethostname())
+        file = Path(settings.token_file) if settings.token_file else path / "token"
+        tls = f" --certificate {settings.certificate}" if settings.certificate else ""
+        where = settings.listen.replace("0.0.0.0", socket.gethostname())
         say(f"actors may join: veldt actor --connect {where} --token-file {file}{tls}")
-        gate = make_gate(config, make_token(file), certificate, key)
-    elif config.transport == "grpc":
-        gate = make_gate(config)
+        token = make_token(file)
+    gate = make_gate(config, token) if settings.listen or config.transport == "grpc" else None
     return Local(path, config.step_timeout, LIVES * number, config.queue, gate)
 
 
-def make_gate(config: Config, token: str = "", certificate: bytes = b"", key: bytes = b"") -> Gate:
-    from veldt.experiment.joined import assign
+def make_gate(config: Config, token: str = "") -> Gate:
+    from veldt.experiment.joined import assign, read_secret
 
-    seats = tuple(assign(config, seat) for seat in range(config.gate.remote))
-    own = config.transport == "grpc"
-    return Gate(own, seats, config.gate.listen, token, certificate, key, config.gate.compress)
-
-
-def _tls(gate: GateConfig) -> tuple[bytes, bytes]:
-    from veldt.experiment.joined import read_secret
-
-    certificate, key = (read_secret(path) if path else b"" for path in (gate.certificate, gate.key))
-    return certificate, key
+    settings, own = config.gate, config.transport == "grpc"
+    seats = tuple(assign(config, seat) for seat in range(settings.remote))
+    certificate, key = read_secret(settings.certificate), read_secret(settings.key)
+    return Gate(own, seats, settings.listen, token, certificate, key, settings.compress)
 
 
 def introduction(prepared: Prepared, path: Path) -> list[str]:
