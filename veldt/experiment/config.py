@@ -153,11 +153,6 @@ class GateConfig:
     compress: bool = False
     """The run's own actors compress what they send over gRPC (lz4)."""
 
-    @property
-    def remote(self) -> int:
-        """Seats for actors that this run does not start."""
-        return self.seats if self.listen else 0
-
 
 @dataclass(frozen=True)
 class EvalConfig:
@@ -248,7 +243,7 @@ class Config:
     @property
     def total_actors(self) -> int:
         """With the actors that may join from other machines."""
-        return self.actors + self.gate.remote
+        return self.actors + (self.gate.seats if self.gate.listen else 0)
 
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}

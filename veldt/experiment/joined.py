@@ -25,10 +25,10 @@ METRICS_S = 0.25
 WAIT_S = 0.05
 
 
-def assign(config: Any, seat: int) -> dict[str, Any]:
+def assign(config: Any, i: int) -> dict[str, Any]:
+    """What the i-th actor of all is told."""
     from veldt.experiment.settings import as_plain
 
-    i = config.actors + seat
     told = {"index": i, "env": config.env, "inference": config.inference}
     if config.inference == "local":
         return told | {"config": as_plain(config)}

@@ -144,7 +144,7 @@ def make_gate(config: Config, token: str = "") -> Gate:
     from veldt.experiment.joined import assign, read_secret
 
     settings, own = config.gate, config.transport == "grpc"
-    seats = tuple(assign(config, seat) for seat in range(settings.remote))
+    seats = tuple(assign(config, i) for i in range(config.actors, config.total_actors))
     certificate, key = read_secret(settings.certificate), read_secret(settings.key)
     return Gate(own, seats, settings.listen, token, certificate, key, settings.compress)
 
