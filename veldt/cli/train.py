@@ -15,7 +15,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
 from veldt.experiment.run import train
-from veldt.experiment.settings import SCOPES, Scope, as_plain, check, flat, override, refuse_without_effect, without_effect
+from veldt.experiment.settings import SCOPES, Scope, as_plain, check, flat, refuse_without_effect, without_effect
 
 EXAMPLE = """
 
@@ -67,8 +67,7 @@ def _defaults(recipe: str, flags: list[str]) -> Config:
         values.pop("recipe"), values.pop("env")
         if not is_atari(env):
             values.pop("protocol")
-    config: Config = override(recipes.make(recipe, env or "CartPole-v1"), values)
-    return config
+    return recipes.make(recipe, env or "CartPole-v1", **values)
 
 
 def _peek(flags: list[str], name: str) -> str | None:

@@ -107,14 +107,13 @@ def _local(link: Link, told: dict[str, Any]) -> Host:
     import torch
 
     from veldt.experiment import recipes
-    from veldt.experiment.settings import override
     from veldt.learning.params import LatestParams
     from veldt.storing.store import Store
     from veldt.topologies import add_actor
 
     torch.set_num_threads(1)
     values = dict(told["config"])
-    config = override(recipes.make(str(values["recipe"]), str(values["env"])), values)
+    config = recipes.make(str(values.pop("recipe")), str(values.pop("env")), **values)
     known = {
         "store": Proxy(ports_of(Store), link.session.ends("store", {})),
         "params": LatestParams(link.session.cells["cell params"]),

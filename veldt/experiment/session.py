@@ -183,12 +183,8 @@ class Progress:
 
     def clocks(self, nodes: Nodes) -> dict[str, Any]:
         """What every line and every checkpoint begins with."""
-        time_s = self.earlier_s + time.monotonic() - self._began
-        return {
-            "time_s": round(time_s, 3),
-            "env_steps": nodes.count("env_steps"),
-            "learner_steps": nodes.count("learner_steps"),
-        }
+        counts = {name: nodes.count(name) for name in ("env_steps", "learner_steps")}
+        return {"time_s": round(self.earlier_s + time.monotonic() - self._began, 3), **counts}
 
     def log_if_due(self, nodes: Nodes) -> None:
         self._note_first_update(nodes)

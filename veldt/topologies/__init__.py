@@ -73,8 +73,7 @@ def seed(program: Program, config: Config, env: EnvSpec) -> None:
 
     Actors step environments and nothing else: they hold no network, load no torch, and get no weights. One process
     computes the actions of all of them in one forward pass, keeps their histories and recurrent states, and records. It is
-    not the learner's process: there, a forward pass would wait for every update. The store and the algorithm are the
-    config's.
+    not the learner's process: there, a forward pass would wait for every update.
     """
     store, params, counters = add_shared(program, config, env)
     add_learner(program, config, env, store, params, counters)
