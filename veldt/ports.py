@@ -29,12 +29,8 @@ that its earlier incarnation had open; a reply to a dead caller is lost.
 
 **latest**: the method returns a NamedTuple that begins with an integer, its version; None if the caller has that version.
 
-Delivery: each message has a number in its channel, counted over all lives of both ends. A message is taken off its ring
-after the node has accepted it. A node that is killed in between gets it again in its next life; one whose data outlives its
-process takes a parameter `source` (channel and number), stores it with the data, and ignores what it has stored before.
-Replies are kept in their ring, so a request that was answered is not answered again. Nothing else deduplicates.
-
 Arguments and results are arrays, dicts of arrays, numbers, None, and NamedTuples of these. Anything else needs a `codec`.
+What is delivered once, and to whom again: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -219,7 +215,7 @@ def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
 def _codec(names: Sequence[str], values: Sequence[Value], keys: Sequence[int]) -> Codec:
     columns = [(i, names[i], value) for i, value in enumerate(values) if i not in keys]
     if len(columns) == 1 and columns[0][2] == Value(dict):
-        return OneDict(columns[0][0], len(names))
+        columns = [(columns[0][0], "", Value(dict))]
     return Arguments(len(names), columns)
 
 
@@ -262,12 +258,13 @@ DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
 @functools.cache
 def keys_under(name: str, keys: tuple[str, ...]) -> list[tuple[str, str]]:
     """The keys of a dict that is in a message under a name, and those that they have there."""
-    return [(key[len(name) + 1 :], key) for key in keys if key.startswith(f"{name}/")]
+    start = f"{name}/" if name else ""
+    return [(key.removeprefix(start), key) for key in keys if key.startswith(start) and key != PORT]
 
 
 @functools.cache
 def prefixed(name: str, keys: tuple[str, ...]) -> list[str]:
-    return [f"{name}/{key}" for key in keys]
+    return [f"{name}/{key}" if name else key for key in keys]
 
 
 def _under(key: str, name: str) -> bool:
@@ -295,32 +292,16 @@ def value_of(hint: Any, where: str) -> Value:
     )
 
 
-class OneDict:
-    """The codec of a method with one dict of arrays beside integers: the message has the keys of the dict."""
-
-    views = True
-
-    def __init__(self, position: int, arguments: int) -> None:
-        self.position, self.arguments = position, arguments
-
-    def pack(self, *args: Any) -> Tree:
-        tree: Tree = args[self.position]
-        return tree
-
-    def unpack(self, node: Any, message: Tree) -> list[Any]:
-        """The integers are missing: None stands for each."""
-        args: list[Any] = [None] * self.arguments
-        args[self.position] = {name: x for name, x in message.items() if name != PORT}
-        return args
-
-
 class Arguments:
-    """The codec of a method whose arguments are arrays, dicts of arrays and numbers: columns under their names."""
+    """The codec of a method whose arguments are arrays, dicts of arrays and numbers: columns under their names.
+
+    One dict of arrays beside integers has no name: the message has the keys of the dict.
+    """
 
     def __init__(self, arguments: int, columns: Sequence[tuple[int, str, Value]]) -> None:
         """`columns`: position, name and layout of the arguments that are not in the header."""
         self.arguments, self.columns = arguments, columns
-        self.views = all(value.kind is np.ndarray and not value.optional for _, _, value in columns)
+        self.views = all((value.kind is np.ndarray and not value.optional) or not name for _, name, value in columns)
 
     def pack(self, *args: Any) -> Tree:
         message: Tree = {}
