@@ -8,22 +8,21 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from veldt.metrics import STREAM
-from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, Port, Source
+from veldt.ports import CALL, PORT, REPLY, RESULT, Port, Source
 from veldt.records.tree import Tree
-from veldt.runtime.proxies import Outbox
+from veldt.runtime.proxies import Inbox, Outbox
 from veldt.shared import Cell
 
 MAX_VIEWS = 1000  # messages whose arguments are kept
 UNUSED_S = 0.005  # between two polls for a first call
 
 
-class Requests(Protocol):
+class Requests(Inbox, Protocol):
     """The receiving end of a ring."""
 
     slots: int  # capacity in messages; known once a message has arrived
 
     def peek(self, ahead: int = 0) -> Tree | None: ...  # the message this many behind the oldest
-    def pop(self) -> None: ...
 
     @property
     def waiting(self) -> int: ...
@@ -86,7 +85,7 @@ class StreamService:
         if index in refused:
             return False
         port, method = self._ports[index]
-        args = unpack(port, self._node, message, integers)
+        args = fill(list(port.codec.unpack(self._node, message)), port, integers)
         source = {"source": Source(channel, inbox.popped)} if port.source else {}
         if is_no(method(*args, **source)):
             refused.add(index)
@@ -103,23 +102,13 @@ class StreamService:
         return totals | {"queue_fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
 
 
-BOOLS = (bool, np.bool_)
-
-
 def is_no(result: Any) -> bool:
     """Whether a method said False, of Python or of NumPy."""
-    return isinstance(result, BOOLS) and not result
-
-
-def unpack(port: Port, node: Any, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
-    """The arguments in a message; `integers` is the end of its header."""
-    args = port.codec.unpack(node, message)
-    if integers:
-        args = fill(list(args), port, integers)
-    return args
+    return isinstance(result, (bool, np.bool_)) and not result
 
 
 def fill(args: list[Any], port: Port, integers: Sequence[int]) -> list[Any]:
+    """Adds the integers, which are at the end of a message's header, to its other arguments."""
     for i, integer in zip(port.keys, integers, strict=True):
         args[i] = integer
     return args
@@ -213,9 +202,7 @@ class CallService:
             self._withdraw(place)  # of an earlier incarnation of the caller: one has a single call open with this key
             self._open[place] = Request(index, key, number, channel, args)
             return True
-        if place in self._open:
-            return False
-        if not method(*args):
+        if place in self._open or not method(*args):
             return False
         self._open[place] = Request(index, key, number, channel)
         return True
@@ -223,14 +210,13 @@ class CallService:
     def _unpack(self, port: Port, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
         """The arguments in a message. A ring has the same views for all messages of a slot, so theirs are kept."""
         known = self._views.get(id(message))
-        if known is not None and known[0] is message:
-            return fill(known[1], port, integers)
-        args = list(unpack(port, self._node, message, integers))
-        if port.codec.views:
-            if len(self._views) > MAX_VIEWS:
-                self._views.clear()
-            self._views[id(message)] = message, args
-        return args
+        if known is None or known[0] is not message:
+            known = message, list(port.codec.unpack(self._node, message))
+            if port.codec.views:
+                if len(self._views) > MAX_VIEWS:
+                    self._views.clear()
+                self._views[id(message)] = known
+        return fill(known[1], port, integers)
 
     def _withdraw(self, place: tuple[int, int, tuple[Any, ...]]) -> None:
         earlier = self._open.pop(place, None)
@@ -271,18 +257,16 @@ class LatestService:
     """Publishes a node's newest values in their cells."""
 
     def __init__(self, node: Any, ports: Mapping[str, Port], cells: Mapping[str, Cell]) -> None:
-        self._values = [
-            (port, getattr(node, port.name), cells[port.name]) for port in ports.values() if port.kind == LATEST
-        ]
+        self._values = [(getattr(node, name), ports[name].result, cell) for name, cell in cells.items()]
         self._versions = [-1] * len(self._values)
 
     def step(self) -> bool:
         worked = False
-        for i, (port, method, cell) in enumerate(self._values):
+        for i, (method, result, cell) in enumerate(self._values):
             value = method(self._versions[i])
             if value is not None and value[0] != self._versions[i]:
                 message: Tree = {}
-                port.result.pack(RESULT, value, message)
+                result.pack(RESULT, value, message)
                 self._versions[i] = int(value[0])
                 cell.write(self._versions[i], message)
                 worked = True
