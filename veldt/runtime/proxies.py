@@ -46,12 +46,13 @@ class Proxy:
             elif not port.with_calls:
                 if stream is not None:
                     setattr(self, port.name, _Stream(port, index, stream))
-            elif self._calls is not None and port.cancels:
-                setattr(self, port.name, _Cancel(port, index, self._calls))
             elif self._calls is not None:
                 called = _Call(port, index, self._calls)
-                setattr(self, port.name, called.send if port.reply else called)
-                if port.reply:
+                setattr(self, port.name, called)
+                if port.cancels:
+                    setattr(self, port.name, called.cancel)
+                elif port.reply:
+                    setattr(self, port.name, called.send)
                     setattr(self, port.reply, called.recv)
 
     def __getattr__(self, name: str) -> Any:
@@ -177,14 +178,9 @@ class _Call:
     def _place(self, args: tuple[Any, ...]) -> Place:
         return (self._index, *[args[i] for i in self._port.keys])
 
-
-class _Cancel:
-    def __init__(self, port: Port, index: int, calls: _Calls) -> None:
-        self._port, self._pack, self._calls = port, port.packer(index), calls
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
         args = self._port.bind(args, kwargs)
-        self._calls.forget(tuple([args[i] for i in self._port.keys]))
+        self._calls.forget(self._place(args)[1:])
         self._calls.keep(self._pack(args))
 
 
