@@ -13,8 +13,7 @@ its own, works under every runtime: proxies, services and back-pressure follow f
         @latest                                   # one writer, many readers, the newest value wins
         def weights(self, have: int = -1) -> Weights | None: ...
 
-**stream**: the caller's process has a ring of its own to the node. The node is called in the order of the ring. While it
-returns False, the message stays at the head of the ring, the ring fills up, and the caller gets False. A stream method that
+**stream**: while the node returns False, its caller's ring fills up, and then the caller gets False. A stream method that
 returns nothing never refuses: its proxy keeps the message until there is room.
 
 **call**: the node's method is called until it returns something, which is sent back. The caller repeats the call with the
@@ -146,17 +145,9 @@ def call(method: F) -> F: ...
 def call(
     *, reply: str = "", after: str = "", due: str = "", only: tuple[str, ...] = (), codec: Codec | None = None
 ) -> Callable[[F], F]: ...
-def call(
-    method: Any = None,
-    *,
-    reply: str = "",
-    after: str = "",
-    due: str = "",
-    only: tuple[str, ...] = (),
-    codec: Codec | None = None,
-) -> Any:
+def call(method: Any = None, *, codec: Codec | None = None, **options: Any) -> Any:
     """Request and reply. `only` names the keys of a dict that are sent back."""
-    return _mark(method, CALL, {"reply": reply, "after": after, "due": due, "only": only}, codec)
+    return _mark(method, CALL, options, codec)
 
 
 def latest(method: F) -> F:
@@ -243,7 +234,7 @@ class Value(NamedTuple):
             keys = keys_under(name, tuple(message))
             return None if self.optional and not keys else {short: message[key] for short, key in keys}
         if self.fields:
-            if self.optional and not any(_under(key, name) for key in message):
+            if self.optional and not any(key.startswith(f"{name}.") for key in message):
                 return None
             return self.kind(*(kind.unpack(f"{name}.{part}", message) for part, kind in self.fields))
         found = message.get(name)
@@ -265,10 +256,6 @@ def keys_under(name: str, keys: tuple[str, ...]) -> list[tuple[str, str]]:
 @functools.cache
 def prefixed(name: str, keys: tuple[str, ...]) -> list[str]:
     return [f"{name}/{key}" if name else key for key in keys]
-
-
-def _under(key: str, name: str) -> bool:
-    return key.startswith(name) and (len(key) == len(name) or key[len(name)] in "/.")
 
 
 def value_of(hint: Any, where: str) -> Value:
