@@ -158,8 +158,7 @@ class Seat:
     def claim(self, session: str) -> None:
         """Gives the seat to a new session. A gate that is killed in here leaves the seat free."""
         self.release()
-        for i in range(len(NAMES)):
-            self.record[BASE + i] = self.row[i]
+        self.record[BASE:] = self.row[: len(NAMES)]
         self.record[INCARNATION] += 1
         self.record[:2] = memoryview(bytes.fromhex(session)).cast("q")
 
