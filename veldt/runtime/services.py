@@ -121,21 +121,13 @@ class ServiceEnds(NamedTuple):
     replies: Replies
 
 
-class Request(NamedTuple):
-    """A call that the node has accepted; its message stays in its ring until it is answered."""
-
-    port: int
-    key: tuple[Any, ...]
-    number: int
-    channel: int
-    args: Sequence[Any] = ()
+Place = tuple[int, int, tuple[Any, ...]]  # of a call: its channel, the index of its port, the integers among its arguments
 
 
 class CallService:
     """Answers the calls of all callers; a node may collect calls and answer them as a batch.
 
-    A request stays in its ring until it is answered, so none is lost. The replies in their ring show which requests were
-    answered, so none is answered twice. Replies are sent before the node does work that no caller waits for (`after`).
+    A request stays in its ring until it is answered. Replies are sent before work that no caller waits for (`after`).
     """
 
     def __init__(self, node: Any, ports: Mapping[str, Port], callers: Sequence[ServiceEnds]) -> None:
@@ -150,8 +142,8 @@ class CallService:
         self._views: dict[int, tuple[Tree, list[Any]]] = {}
         self._taken = [0] * len(callers)  # requests at the front of each ring that were handled
         self._done: list[set[int]] = [set() for _ in callers]  # numbers of requests to pop once all older ones are done
-        self._open: dict[tuple[int, int, tuple[Any, ...]], Request] = {}  # (channel, port, key)
-        self._unsent: list[tuple[Request, Tree]] = []  # replies that wait for room
+        self._open: dict[Place, tuple[int, Sequence[Any]]] = {}  # numbers and arguments of calls that the node has accepted
+        self._unsent: list[tuple[int, int, Tree]] = []  # channel, number of the call, and reply: they wait for room
         # Requests that an earlier incarnation has answered and perhaps not popped.
         self._answered = [{int(reply[REPLY][0]) for reply in ends.replies.recent()} for ends in callers]
 
@@ -200,11 +192,9 @@ class CallService:
         place = (channel, index, key)
         if self._recv[index] is None:
             self._withdraw(place)  # of an earlier incarnation of the caller: one has a single call open with this key
-            self._open[place] = Request(index, key, number, channel, args)
-            return True
-        if place in self._open or not method(*args):
+        elif place in self._open or not method(*args):
             return False
-        self._open[place] = Request(index, key, number, channel)
+        self._open[place] = number, args
         return True
 
     def _unpack(self, port: Port, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
@@ -218,26 +208,26 @@ class CallService:
                 self._views[id(message)] = known
         return fill(known[1], port, integers)
 
-    def _withdraw(self, place: tuple[int, int, tuple[Any, ...]]) -> None:
+    def _withdraw(self, place: Place) -> None:
         earlier = self._open.pop(place, None)
         if earlier is not None:
-            self._done[earlier.channel].add(earlier.number)
+            self._done[place[0]].add(earlier[0])
 
     def _answer(self) -> bool:
         """Sends the replies that the node has."""
-        for place, request in list(self._open.items()):
-            port, method = self._ports[request.port]
-            recv = self._recv[request.port]
-            found = method(*request.args) if recv is None else recv(*request.key)
+        for (channel, index, key), (number, args) in list(self._open.items()):
+            port, method = self._ports[index]
+            recv = self._recv[index]
+            found = method(*args) if recv is None else recv(*key)
             if found is not None and not is_no(found):
-                del self._open[place]
-                self._unsent.append((request, port.reply_with(request.number, found)))
+                del self._open[channel, index, key]
+                self._unsent.append((channel, number, port.reply_with(number, found)))
         waiting, self._unsent = self._unsent, []
-        for request, reply in waiting:
-            if self._callers[request.channel].replies.put(reply):
-                self._done[request.channel].add(request.number)
+        for channel, number, reply in waiting:
+            if self._callers[channel].replies.put(reply):
+                self._done[channel].add(number)
             else:
-                self._unsent.append((request, reply))
+                self._unsent.append((channel, number, reply))
         for ends in self._callers:
             ends.replies.ring()
         for after in self._after:
