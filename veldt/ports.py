@@ -151,7 +151,6 @@ def call(method: Any = None, *, codec: Codec | None = None, **options: Any) -> A
 
 
 def latest(method: F) -> F:
-    """The newest value wins."""
     marked: F = _mark(method, LATEST, {}, None)
     return marked
 
@@ -187,6 +186,9 @@ def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
     replies = get_type_hints(getattr(owner, reply, None) or getattr(node_class, reply)) if reply else hints
     result = value_of(replies.get("return", Any), f"the result of {where}")
     keys = tuple(i for i, value in enumerate(values) if value.kind is int and not value.optional)
+    columns = [(i, names[i], value) for i, value in enumerate(values) if i not in keys]
+    if len(columns) == 1 and columns[0][2] == Value(dict):
+        columns = [(columns[0][0], "", Value(dict))]
     if name.startswith("_") or (kind == CALL and result.kind is NoneType):
         raise TypeError(f"{where} cannot be a port: its name must be public, and a call must return something")
     return Port(
@@ -194,20 +196,13 @@ def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
         kind,
         tuple(names),
         tuple(parameters[p] for p in names),
-        codec or _codec(names, values, keys),
+        codec or Arguments(len(names), columns),
         result._replace(optional=False),  # None is "not yet", which is not sent
         keys,
         refuses=hints.get("return") is not NoneType,
         source="source" in inspect.signature(getattr(node_class, name)).parameters,
         **options,
     )
-
-
-def _codec(names: Sequence[str], values: Sequence[Value], keys: Sequence[int]) -> Codec:
-    columns = [(i, names[i], value) for i, value in enumerate(values) if i not in keys]
-    if len(columns) == 1 and columns[0][2] == Value(dict):
-        columns = [(columns[0][0], "", Value(dict))]
-    return Arguments(len(names), columns)
 
 
 class Value(NamedTuple):
