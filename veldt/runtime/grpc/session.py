@@ -1,7 +1,4 @@
-"""Session: the protocol's state at the actor, with its mailboxes, cells and rows.
-
-It decides which frame is sent next and handles those that arrive; the stream and the event loop are the link's.
-"""
+"""Session: the protocol's state at the actor: its mailboxes, cells and rows. The stream and the loop are the link's."""
 
 import secrets
 import time
