@@ -216,7 +216,7 @@ class Value(NamedTuple):
         if value is None:
             assert self.optional or self.kind is NoneType, f"{name} is None"
         elif self.kind is dict:
-            message.update(zip(prefixed(name, tuple(value)), value.values(), strict=True))
+            message.update(zip(prefixed(name, tuple(value)), value.values(), strict=True) if name else value)
         elif self.fields:
             for i, (part, kind) in enumerate(self.fields):
                 kind.pack(f"{name}.{part}", value[i], message)
@@ -250,7 +250,7 @@ def keys_under(name: str, keys: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @functools.cache
 def prefixed(name: str, keys: tuple[str, ...]) -> list[str]:
-    return [f"{name}/{key}" if name else key for key in keys]
+    return [f"{name}/{key}" for key in keys]
 
 
 def value_of(hint: Any, where: str) -> Value:
