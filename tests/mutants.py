@@ -1536,7 +1536,7 @@ MUTANTS = [
         "What an actor asked before it was killed keeps its successor from being answered.",
         "runtime/services.py",
         "earlier = self._open.pop(place, None)",
-        "earlier: Request | None = None",
+        "earlier: tuple[int] | None = None",
         (INFERENCE + "test_what_a_dead_client_asked_does_not_hold_up_its_successor",),
     ),
     # R2D2

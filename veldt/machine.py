@@ -1,5 +1,6 @@
 """Resources of this machine: free and used RAM, cores, and the age of this process."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -21,13 +22,11 @@ def available_memory() -> int:
     """Free bytes of RAM: of the machine, or of the container if that has less."""
     available = int(psutil.virtual_memory().available)
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or no limit
         cached = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
         # The kernel drops cached files when RAM is short.
         files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
         available = min(available, int(limit.read_text()) - int(used.read_text()) + files)
-    except (OSError, ValueError):  # no cgroup, or no limit
-        pass
     return available
 
 

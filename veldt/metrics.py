@@ -1,13 +1,7 @@
 """Metrics: what nodes report, and how reports add up over nodes and over time.
 
-A node class declares its metrics; everything downstream (sums over nodes, rates, the live table, the bottleneck) follows
-from the declarations:
-
-    class Scout:
-        METRICS: ClassVar = (Metric("maps", "maps", TOTAL, rate="maps_per_s", column=RATE),)
-
-        def metrics(self) -> dict[str, float]:
-            return {"maps": self.maps}
+A node class declares its metrics as `METRICS`; everything downstream (sums over nodes, rates, the live table, the
+bottleneck) follows from the declarations. docs/view.md has an example.
 
 The declarations of the package's own nodes are here, and not beside the nodes, so that `veldt top` reads them without
 importing torch. An undeclared name is averaged over nodes, and its latest value holds.

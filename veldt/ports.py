@@ -13,8 +13,7 @@ its own, works under every runtime: proxies, services and back-pressure follow f
         @latest                                   # one writer, many readers, the newest value wins
         def weights(self, have: int = -1) -> Weights | None: ...
 
-**stream**: the caller's process has a ring of its own to the node. The node is called in the order of the ring. While it
-returns False, the message stays at the head of the ring, the ring fills up, and the caller gets False. A stream method that
+**stream**: while the node returns False, its caller's ring fills up, and then the caller gets False. A stream method that
 returns nothing never refuses: its proxy keeps the message until there is room.
 
 **call**: the node's method is called until it returns something, which is sent back. The caller repeats the call with the
@@ -29,12 +28,8 @@ that its earlier incarnation had open; a reply to a dead caller is lost.
 
 **latest**: the method returns a NamedTuple that begins with an integer, its version; None if the caller has that version.
 
-Delivery: each message has a number in its channel, counted over all lives of both ends. A message is taken off its ring
-after the node has accepted it. A node that is killed in between gets it again in its next life; one whose data outlives its
-process takes a parameter `source` (channel and number), stores it with the data, and ignores what it has stored before.
-Replies are kept in their ring, so a request that was answered is not answered again. Nothing else deduplicates.
-
 Arguments and results are arrays, dicts of arrays, numbers, None, and NamedTuples of these. Anything else needs a `codec`.
+What is delivered once, and to whom again: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -150,21 +145,12 @@ def call(method: F) -> F: ...
 def call(
     *, reply: str = "", after: str = "", due: str = "", only: tuple[str, ...] = (), codec: Codec | None = None
 ) -> Callable[[F], F]: ...
-def call(
-    method: Any = None,
-    *,
-    reply: str = "",
-    after: str = "",
-    due: str = "",
-    only: tuple[str, ...] = (),
-    codec: Codec | None = None,
-) -> Any:
+def call(method: Any = None, *, codec: Codec | None = None, **options: Any) -> Any:
     """Request and reply. `only` names the keys of a dict that are sent back."""
-    return _mark(method, CALL, {"reply": reply, "after": after, "due": due, "only": only}, codec)
+    return _mark(method, CALL, options, codec)
 
 
 def latest(method: F) -> F:
-    """The newest value wins."""
     marked: F = _mark(method, LATEST, {}, None)
     return marked
 
@@ -200,6 +186,9 @@ def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
     replies = get_type_hints(getattr(owner, reply, None) or getattr(node_class, reply)) if reply else hints
     result = value_of(replies.get("return", Any), f"the result of {where}")
     keys = tuple(i for i, value in enumerate(values) if value.kind is int and not value.optional)
+    columns = [(i, names[i], value) for i, value in enumerate(values) if i not in keys]
+    if len(columns) == 1 and columns[0][2] == Value(dict):
+        columns = [(columns[0][0], "", Value(dict))]
     if name.startswith("_") or (kind == CALL and result.kind is NoneType):
         raise TypeError(f"{where} cannot be a port: its name must be public, and a call must return something")
     return Port(
@@ -207,20 +196,13 @@ def _port(name: str, node_class: type, owner: type, method: Any) -> Port:
         kind,
         tuple(names),
         tuple(parameters[p] for p in names),
-        codec or _codec(names, values, keys),
+        codec or Arguments(len(names), columns),
         result._replace(optional=False),  # None is "not yet", which is not sent
         keys,
         refuses=hints.get("return") is not NoneType,
         source="source" in inspect.signature(getattr(node_class, name)).parameters,
         **options,
     )
-
-
-def _codec(names: Sequence[str], values: Sequence[Value], keys: Sequence[int]) -> Codec:
-    columns = [(i, names[i], value) for i, value in enumerate(values) if i not in keys]
-    if len(columns) == 1 and columns[0][2] == Value(dict):
-        return OneDict(columns[0][0], len(names))
-    return Arguments(len(names), columns)
 
 
 class Value(NamedTuple):
@@ -234,7 +216,7 @@ class Value(NamedTuple):
         if value is None:
             assert self.optional or self.kind is NoneType, f"{name} is None"
         elif self.kind is dict:
-            message.update(zip(prefixed(name, tuple(value)), value.values(), strict=True))
+            message.update(zip(prefixed(name, tuple(value)), value.values(), strict=True) if name else value)
         elif self.fields:
             for i, (part, kind) in enumerate(self.fields):
                 kind.pack(f"{name}.{part}", value[i], message)
@@ -247,7 +229,7 @@ class Value(NamedTuple):
             keys = keys_under(name, tuple(message))
             return None if self.optional and not keys else {short: message[key] for short, key in keys}
         if self.fields:
-            if self.optional and not any(_under(key, name) for key in message):
+            if self.optional and not any(key.startswith(f"{name}.") for key in message):
                 return None
             return self.kind(*(kind.unpack(f"{name}.{part}", message) for part, kind in self.fields))
         found = message.get(name)
@@ -262,16 +244,13 @@ DTYPES = {int: np.int64, float: np.float64, bool: np.bool_}
 @functools.cache
 def keys_under(name: str, keys: tuple[str, ...]) -> list[tuple[str, str]]:
     """The keys of a dict that is in a message under a name, and those that they have there."""
-    return [(key[len(name) + 1 :], key) for key in keys if key.startswith(f"{name}/")]
+    start = f"{name}/" if name else ""
+    return [(key.removeprefix(start), key) for key in keys if key.startswith(start) and key != PORT]
 
 
 @functools.cache
 def prefixed(name: str, keys: tuple[str, ...]) -> list[str]:
     return [f"{name}/{key}" for key in keys]
-
-
-def _under(key: str, name: str) -> bool:
-    return key.startswith(name) and (len(key) == len(name) or key[len(name)] in "/.")
 
 
 def value_of(hint: Any, where: str) -> Value:
@@ -295,32 +274,16 @@ def value_of(hint: Any, where: str) -> Value:
     )
 
 
-class OneDict:
-    """The codec of a method with one dict of arrays beside integers: the message has the keys of the dict."""
-
-    views = True
-
-    def __init__(self, position: int, arguments: int) -> None:
-        self.position, self.arguments = position, arguments
-
-    def pack(self, *args: Any) -> Tree:
-        tree: Tree = args[self.position]
-        return tree
-
-    def unpack(self, node: Any, message: Tree) -> list[Any]:
-        """The integers are missing: None stands for each."""
-        args: list[Any] = [None] * self.arguments
-        args[self.position] = {name: x for name, x in message.items() if name != PORT}
-        return args
-
-
 class Arguments:
-    """The codec of a method whose arguments are arrays, dicts of arrays and numbers: columns under their names."""
+    """The codec of a method whose arguments are arrays, dicts of arrays and numbers: columns under their names.
+
+    One dict of arrays beside integers has no name: the message has the keys of the dict.
+    """
 
     def __init__(self, arguments: int, columns: Sequence[tuple[int, str, Value]]) -> None:
         """`columns`: position, name and layout of the arguments that are not in the header."""
         self.arguments, self.columns = arguments, columns
-        self.views = all(value.kind is np.ndarray and not value.optional for _, _, value in columns)
+        self.views = all((value.kind is np.ndarray and not value.optional) or not name for _, name, value in columns)
 
     def pack(self, *args: Any) -> Tree:
         message: Tree = {}

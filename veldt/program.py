@@ -15,9 +15,6 @@ A node is any object. What a runtime calls, where it is there:
     cut() -> bool               prepares for a checkpoint: ends what is in progress (False: not yet, call again)
     resume(number)              goes on after a cut, with random streams seeded by this number
     close()
-
-Placeholders stand for what the runtime gives to a node: INCARNATION, BLOCK_MEMORY, CELL, ROWS, and arrays that several
-nodes map (`program.array`).
 """
 
 import functools
@@ -34,6 +31,8 @@ T = TypeVar("T")
 
 
 class Placeholder(NamedTuple):
+    """Stands for what the runtime gives to a node."""
+
     what: str
 
 

@@ -1,7 +1,4 @@
-"""What the processes of a run share beside messages: a cell has the newest value of something, rows have counts.
-
-Here are the seams, and what they are where there is but one process; runtimes have others.
-"""
+"""What the processes of a run share beside messages: the seams, and what they are where there is but one process."""
 
 from typing import Protocol
 

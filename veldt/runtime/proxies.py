@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, STREAM, Port
+from veldt.ports import LATEST, PORT, REPLY, RESULT, Port
 from veldt.records.tree import Tree
 from veldt.shared import Cell
 
@@ -37,29 +37,23 @@ class Proxy:
 
     def __init__(self, ports: Mapping[str, Port], ends: CallerEnds, constants: Mapping[str, Any] | None = None) -> None:
         vars(self).update(constants or {})
-        index = {name: i for i, name in enumerate(ports)}
-        self._outboxes: list[_Buffered] = []
-        self._calls: _Calls | None = None
-        if ends.stream is not None:
-            stream = _Buffered(ends.stream)
-            self._outboxes.append(stream)
-            for port in ports.values():
-                if port.kind == STREAM and not port.with_calls:
-                    setattr(self, port.name, _Stream(port, index[port.name], stream))
-        if ends.calls is not None and ends.replies is not None:
-            calls = self._calls = _Calls(_Buffered(ends.calls, numbered=True), ends.replies)
-            self._outboxes.append(calls.out)
-            for port in ports.values():
-                if port.kind == CALL:
-                    called = _Call(port, index[port.name], calls)
-                    setattr(self, port.name, called.send if port.reply else called)
-                    if port.reply:
-                        setattr(self, port.reply, called.recv)
-                elif port.with_calls:
-                    setattr(self, port.name, _Cancel(port, index[port.name], calls))
-        for port in ports.values():
+        stream = None if ends.stream is None else _Buffered(ends.stream)
+        self._calls = None if ends.calls is None or ends.replies is None else _Calls(ends.calls, ends.replies)
+        self._outboxes = [out for out in (stream, self._calls) if out is not None]
+        for index, port in enumerate(ports.values()):
             if port.kind == LATEST:
                 setattr(self, port.name, _Latest(port, ends.cells[port.name]))
+            elif not port.with_calls:
+                if stream is not None:
+                    setattr(self, port.name, _Stream(port, index, stream))
+            elif self._calls is not None:
+                called = _Call(port, index, self._calls)
+                setattr(self, port.name, called)
+                if port.cancels:
+                    setattr(self, port.name, called.cancel)
+                elif port.reply:
+                    setattr(self, port.name, called.send)
+                    setattr(self, port.reply, called.recv)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -80,19 +74,15 @@ def makes_calls(proxy: Proxy) -> bool:
 class _Buffered:
     """An outbox, and the messages that had to wait for room in it."""
 
-    def __init__(self, out: Outbox, numbered: bool = False) -> None:
-        self._out, self.numbered = out, numbered  # numbered: a message has its number in its header
+    def __init__(self, out: Outbox) -> None:
+        self._out = out
         self.messages: deque[Tree] = deque()
 
     def put(self, message: Tree) -> bool:
-        return (not self.messages or self.drain()) and self._out.put(message)
+        return (not self.messages or self.drain()) and self._put(message)
 
-    def ask(self, message: Tree) -> int | None:
-        """Puts a message with its own number in it; None: full."""
-        if self.messages and not self.drain():
-            return None
-        number = message[PORT][1] = self._out.written
-        return number if self._out.put(message) else None
+    def _put(self, message: Tree) -> bool:
+        return self._out.put(message)
 
     def keep(self, message: Tree) -> None:
         self.messages.append({name: x.copy() for name, x in message.items()})
@@ -100,10 +90,7 @@ class _Buffered:
 
     def drain(self) -> bool:
         while self.messages:
-            message = self.messages[0]
-            if self.numbered:
-                message[PORT][1] = self._out.written
-            if not self._out.put(message):
+            if not self._put(self.messages[0]):
                 return False
             self.messages.popleft()
         return True
@@ -125,23 +112,27 @@ class _Stream:
 Place = tuple[int, ...]  # the index of a port, and the integers among the arguments of a call
 
 
-class _Calls:
+class _Calls(_Buffered):
     """The calls of one caller to one node. A reply has the number of its call; replies to an earlier life are dropped."""
 
-    def __init__(self, out: _Buffered, replies: Inbox) -> None:
-        self.out, self._replies = out, replies
+    def __init__(self, out: Outbox, replies: Inbox) -> None:
+        super().__init__(out)
+        self._replies = replies
         self.made = 0
         self.waiting: dict[Place, int] = {}  # the numbers of open calls, and of those that were answered
         self._open: dict[int, tuple[Place, Port]] = {}
         self._answers: dict[Place, Any] = {}
 
+    def _put(self, message: Tree) -> bool:
+        message[PORT][1] = self._out.written  # its number
+        return self._out.put(message)
+
     def ask(self, port: Port, place: Place, message: Tree) -> bool:
-        number = self.out.ask(message)
-        if number is None:
+        if not self.put(message):
             return False
         self.made += 1
+        self.waiting[place] = number = int(message[PORT][1])
         self._open[number] = place, port
-        self.waiting[place] = number
         return True
 
     def answer(self, place: Place) -> Any:
@@ -187,15 +178,10 @@ class _Call:
     def _place(self, args: tuple[Any, ...]) -> Place:
         return (self._index, *[args[i] for i in self._port.keys])
 
-
-class _Cancel:
-    def __init__(self, port: Port, index: int, calls: _Calls) -> None:
-        self._port, self._pack, self._calls = port, port.packer(index), calls
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
         args = self._port.bind(args, kwargs)
-        self._calls.forget(tuple([args[i] for i in self._port.keys]))
-        self._calls.out.keep(self._pack(args))
+        self._calls.forget(self._place(args)[1:])
+        self._calls.keep(self._pack(args))
 
 
 class _Latest:

@@ -8,22 +8,21 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from veldt.metrics import STREAM
-from veldt.ports import CALL, LATEST, PORT, REPLY, RESULT, Port, Source
+from veldt.ports import CALL, PORT, REPLY, RESULT, Port, Source
 from veldt.records.tree import Tree
-from veldt.runtime.proxies import Outbox
+from veldt.runtime.proxies import Inbox, Outbox
 from veldt.shared import Cell
 
 MAX_VIEWS = 1000  # messages whose arguments are kept
 UNUSED_S = 0.005  # between two polls for a first call
 
 
-class Requests(Protocol):
+class Requests(Inbox, Protocol):
     """The receiving end of a ring."""
 
     slots: int  # capacity in messages; known once a message has arrived
 
     def peek(self, ahead: int = 0) -> Tree | None: ...  # the message this many behind the oldest
-    def pop(self) -> None: ...
 
     @property
     def waiting(self) -> int: ...
@@ -86,7 +85,7 @@ class StreamService:
         if index in refused:
             return False
         port, method = self._ports[index]
-        args = unpack(port, self._node, message, integers)
+        args = fill(list(port.codec.unpack(self._node, message)), port, integers)
         source = {"source": Source(channel, inbox.popped)} if port.source else {}
         if is_no(method(*args, **source)):
             refused.add(index)
@@ -103,23 +102,13 @@ class StreamService:
         return totals | {"queue_fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
 
 
-BOOLS = (bool, np.bool_)
-
-
 def is_no(result: Any) -> bool:
     """Whether a method said False, of Python or of NumPy."""
-    return isinstance(result, BOOLS) and not result
-
-
-def unpack(port: Port, node: Any, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
-    """The arguments in a message; `integers` is the end of its header."""
-    args = port.codec.unpack(node, message)
-    if integers:
-        args = fill(list(args), port, integers)
-    return args
+    return isinstance(result, (bool, np.bool_)) and not result
 
 
 def fill(args: list[Any], port: Port, integers: Sequence[int]) -> list[Any]:
+    """Adds the integers, which are at the end of a message's header, to its other arguments."""
     for i, integer in zip(port.keys, integers, strict=True):
         args[i] = integer
     return args
@@ -132,21 +121,13 @@ class ServiceEnds(NamedTuple):
     replies: Replies
 
 
-class Request(NamedTuple):
-    """A call that the node has accepted; its message stays in its ring until it is answered."""
-
-    port: int
-    key: tuple[Any, ...]
-    number: int
-    channel: int
-    args: Sequence[Any] = ()
+Place = tuple[int, int, tuple[Any, ...]]  # of a call: its channel, the index of its port, the integers among its arguments
 
 
 class CallService:
     """Answers the calls of all callers; a node may collect calls and answer them as a batch.
 
-    A request stays in its ring until it is answered, so none is lost. The replies in their ring show which requests were
-    answered, so none is answered twice. Replies are sent before the node does work that no caller waits for (`after`).
+    A request stays in its ring until it is answered. Replies are sent before work that no caller waits for (`after`).
     """
 
     def __init__(self, node: Any, ports: Mapping[str, Port], callers: Sequence[ServiceEnds]) -> None:
@@ -161,8 +142,8 @@ class CallService:
         self._views: dict[int, tuple[Tree, list[Any]]] = {}
         self._taken = [0] * len(callers)  # requests at the front of each ring that were handled
         self._done: list[set[int]] = [set() for _ in callers]  # numbers of requests to pop once all older ones are done
-        self._open: dict[tuple[int, int, tuple[Any, ...]], Request] = {}  # (channel, port, key)
-        self._unsent: list[tuple[Request, Tree]] = []  # replies that wait for room
+        self._open: dict[Place, tuple[int, Sequence[Any]]] = {}  # numbers and arguments of calls that the node has accepted
+        self._unsent: list[tuple[int, int, Tree]] = []  # channel, number of the call, and reply: they wait for room
         # Requests that an earlier incarnation has answered and perhaps not popped.
         self._answered = [{int(reply[REPLY][0]) for reply in ends.replies.recent()} for ends in callers]
 
@@ -211,47 +192,42 @@ class CallService:
         place = (channel, index, key)
         if self._recv[index] is None:
             self._withdraw(place)  # of an earlier incarnation of the caller: one has a single call open with this key
-            self._open[place] = Request(index, key, number, channel, args)
-            return True
-        if place in self._open:
+        elif place in self._open or not method(*args):
             return False
-        if not method(*args):
-            return False
-        self._open[place] = Request(index, key, number, channel)
+        self._open[place] = number, args
         return True
 
     def _unpack(self, port: Port, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
         """The arguments in a message. A ring has the same views for all messages of a slot, so theirs are kept."""
         known = self._views.get(id(message))
-        if known is not None and known[0] is message:
-            return fill(known[1], port, integers)
-        args = list(unpack(port, self._node, message, integers))
-        if port.codec.views:
-            if len(self._views) > MAX_VIEWS:
-                self._views.clear()
-            self._views[id(message)] = message, args
-        return args
+        if known is None or known[0] is not message:
+            known = message, list(port.codec.unpack(self._node, message))
+            if port.codec.views:
+                if len(self._views) > MAX_VIEWS:
+                    self._views.clear()
+                self._views[id(message)] = known
+        return fill(known[1], port, integers)
 
-    def _withdraw(self, place: tuple[int, int, tuple[Any, ...]]) -> None:
+    def _withdraw(self, place: Place) -> None:
         earlier = self._open.pop(place, None)
         if earlier is not None:
-            self._done[earlier.channel].add(earlier.number)
+            self._done[place[0]].add(earlier[0])
 
     def _answer(self) -> bool:
         """Sends the replies that the node has."""
-        for place, request in list(self._open.items()):
-            port, method = self._ports[request.port]
-            recv = self._recv[request.port]
-            found = method(*request.args) if recv is None else recv(*request.key)
+        for (channel, index, key), (number, args) in list(self._open.items()):
+            port, method = self._ports[index]
+            recv = self._recv[index]
+            found = method(*args) if recv is None else recv(*key)
             if found is not None and not is_no(found):
-                del self._open[place]
-                self._unsent.append((request, port.reply_with(request.number, found)))
+                del self._open[channel, index, key]
+                self._unsent.append((channel, number, port.reply_with(number, found)))
         waiting, self._unsent = self._unsent, []
-        for request, reply in waiting:
-            if self._callers[request.channel].replies.put(reply):
-                self._done[request.channel].add(request.number)
+        for channel, number, reply in waiting:
+            if self._callers[channel].replies.put(reply):
+                self._done[channel].add(number)
             else:
-                self._unsent.append((request, reply))
+                self._unsent.append((channel, number, reply))
         for ends in self._callers:
             ends.replies.ring()
         for after in self._after:
@@ -271,18 +247,16 @@ class LatestService:
     """Publishes a node's newest values in their cells."""
 
     def __init__(self, node: Any, ports: Mapping[str, Port], cells: Mapping[str, Cell]) -> None:
-        self._values = [
-            (port, getattr(node, port.name), cells[port.name]) for port in ports.values() if port.kind == LATEST
-        ]
+        self._values = [(getattr(node, name), ports[name].result, cell) for name, cell in cells.items()]
         self._versions = [-1] * len(self._values)
 
     def step(self) -> bool:
         worked = False
-        for i, (port, method, cell) in enumerate(self._values):
+        for i, (method, result, cell) in enumerate(self._values):
             value = method(self._versions[i])
             if value is not None and value[0] != self._versions[i]:
                 message: Tree = {}
-                port.result.pack(RESULT, value, message)
+                result.pack(RESULT, value, message)
                 self._versions[i] = int(value[0])
                 cell.write(self._versions[i], message)
                 worked = True

@@ -1,8 +1,4 @@
-"""Link: the actor's end of its stream to the run.
-
-A message that was put is kept here until the run acknowledges it, and is sent again over the next stream if one breaks;
-answers that arrive twice are dropped. So each message arrives once, and in order (see gate.py).
-"""
+"""Link: the actor's end of its stream to the run. It connects again when the stream breaks; the session outlives that."""
 
 import asyncio
 import contextlib
@@ -99,9 +95,8 @@ class Link:
         if self._loop.is_closed():
             return
         self._closing, until = True, time.monotonic() + 1.0
-        mailboxes = self.session.mailboxes.values()
         while self.connected and time.monotonic() < until:  # the run ends the stream; ended here, LEAVE might be lost
-            settled = all(mailbox.settled for mailbox in mailboxes)
+            settled = not any(mailbox.kept for mailbox in self.session.mailboxes.values())
             self._leaving |= settled or self.session.quit or time.monotonic() > until - 0.5
             self.wake()
             self._run_loop(0.01)

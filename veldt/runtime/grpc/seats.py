@@ -67,18 +67,17 @@ class Lane:
         """For a new stream, over which the actor sends again what is not in the ring."""
         self.pending: deque[tuple[Format, Bytes]] = deque()  # messages that the ring had no room for
         self.acked = self.writer.written
-        self.tail = 0 if self.reader is None else self.reader.popped  # answers that the actor has acknowledged
-        self.sent = self.tail  # answers, over this stream
+        self.sent = 0 if self.reader is None else self.reader.popped  # answers, over this stream
 
     def describe(self) -> dict[str, Any]:
-        """For the WELCOME of an actor."""
+        """For the WELCOME of an actor over a new stream."""
         return {
             "name": self.name,
             "formats": self.formats.described,
             "written": self.writer.written,
             "window": self.window,
             "answers": None if self.reader is None else self.answers.described,
-            "tail": self.tail,
+            "tail": self.sent,
         }
 
     def take(self, received: Frame) -> bool:
@@ -108,9 +107,8 @@ class Lane:
             return
         if ack > self.reader.written:
             raise Refused("an answer is acknowledged that was never sent")
-        for _ in range(ack - self.tail):
+        for _ in range(ack - self.reader.popped):
             self.reader.pop()
-            self.tail += 1
         self.sent = max(self.sent, ack)  # some were sent over an earlier stream
 
     @property
@@ -119,8 +117,8 @@ class Lane:
 
     def next_answer(self) -> bytes:
         assert self.reader is not None
-        found = self.reader.peek_bytes(self.sent - self.tail)
-        assert found is not None, (self.sent, self.tail)
+        found = self.reader.peek_bytes(self.sent - self.reader.popped)
+        assert found is not None, (self.sent, self.reader.popped)
         format_, payload = self.answers.number(found[0]), found[1]
         self.acked = self.writer.written
         self.sent += 1
@@ -158,8 +156,7 @@ class Seat:
     def claim(self, session: str) -> None:
         """Gives the seat to a new session. A gate that is killed in here leaves the seat free."""
         self.release()
-        for i in range(len(NAMES)):
-            self.record[BASE + i] = self.row[i]
+        self.record[BASE:] = self.row[: len(NAMES)]
         self.record[INCARNATION] += 1
         self.record[:2] = memoryview(bytes.fromhex(session)).cast("q")
 

@@ -1,7 +1,4 @@
-"""Session: the protocol's state at the actor, with its mailboxes, cells and rows.
-
-It decides which frame is sent next and handles those that arrive; the stream and the event loop are the link's.
-"""
+"""Session: the protocol's state at the actor: its mailboxes, cells and rows. The stream and the loop are the link's."""
 
 import secrets
 import time
@@ -33,7 +30,7 @@ class Mailbox:
         """`port` is the description of the lane in the run's welcome."""
         self._session, self._channel, self._window = session, channel, int(port["window"])
         self._formats = Formats(wire.parse_formats(port["formats"]))
-        self._kept: deque[bytes] = deque()  # frames that are not acknowledged
+        self.kept: deque[bytes] = deque()  # frames that the run has not acknowledged
         self._base = int(port["written"])  # the number of the first of them
         self._sent = 0  # how many of them were sent over this stream
         self.answer_formats = Formats(wire.parse_formats(port["answers"] or []), finite=False)
@@ -44,15 +41,15 @@ class Mailbox:
 
     @property
     def written(self) -> int:
-        return self._base + len(self._kept)
+        return self._base + len(self.kept)
 
     def put(self, tree: Tree) -> bool:
         """False: too many messages are not acknowledged; keep it and try again."""
-        if len(self._kept) >= self._window:
+        if len(self.kept) >= self._window:
             return False
         format_, flags, parts = self._formats.pack(tree, self._session.compress)
         number, ack = self.written, self._next
-        self._kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
+        self.kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
         self._acked = ack
         self._session.wake()
         return True
@@ -64,11 +61,6 @@ class Mailbox:
         self._answers.popleft()
 
     # For the session.
-
-    @property
-    def settled(self) -> bool:
-        """Whether the run has everything that was put."""
-        return not self._kept
 
     def take(self, received: Frame) -> bool:
         """Takes an acknowledgement, and an answer if the frame has one; whether there is something new."""
@@ -90,7 +82,7 @@ class Mailbox:
         if count > self.written:
             raise Refused("the run acknowledges a message that was never sent")
         for _ in range(count - self._base):
-            self._kept.popleft()
+            self.kept.popleft()
             self._base += 1
             self._sent = max(0, self._sent - 1)
 
@@ -100,10 +92,10 @@ class Mailbox:
         self._sent = 0
 
     def next_frame(self) -> bytes | None:
-        if self._sent == len(self._kept):
+        if self._sent == len(self.kept):
             return None
         self._sent += 1
-        return self._kept[self._sent - 1]
+        return self.kept[self._sent - 1]
 
     def ack_due(self, half: bool) -> bool:
         unacknowledged = self._next - self._acked

@@ -149,7 +149,12 @@ class Formats:
         columns = self._columns[received.format]
         payload: Bytes = received.payload
         if received.flags & LZ4:
-            payload = _decompress(received.payload, columns.format.nbytes)
+            if lz4 is None:
+                raise Refused("a message is compressed, but lz4 is not installed here")
+            try:
+                payload = lz4.decompress(received.payload, uncompressed_size=columns.format.nbytes)
+            except (lz4.LZ4BlockError, ValueError, MemoryError):
+                raise Refused("a message cannot be decompressed") from None
         columns.check(payload)
         return columns.format, payload
 
@@ -240,13 +245,3 @@ def load_report(payload: memoryview) -> tuple[list[int], dict[str, float]]:
     if any(len(name) > 128 or type(x) not in (int, float) or not -1e300 < x < 1e300 for name, x in metrics.items()):
         raise Refused("metrics that are not numbers")
     return counts, {name: float(x) for name, x in metrics.items()}
-
-
-def _decompress(payload: memoryview, nbytes: int) -> bytes:
-    if lz4 is None:
-        raise Refused("a message is compressed, but lz4 is not installed here")
-    try:
-        raw: bytes = lz4.decompress(payload, uncompressed_size=nbytes)
-    except (lz4.LZ4BlockError, ValueError, MemoryError):
-        raise Refused("a message cannot be decompressed") from None
-    return raw
