@@ -133,7 +133,8 @@ class Observer(Algorithm):
         check_stacked(env, self.stacked)
 
     def observe(self, rows: Tensors | Batch, at: int) -> Any:
-        """The network's input at row `at`. In a batch the store has already blanked history of earlier episodes."""
+        """The network's input at row `at` of rows [B, T, ...]: a tensor, or a dict of them for a Dict observation. In a
+        batch the store has already blanked history of earlier episodes."""
         return observation(rows, at, self.history, self.stacked, isinstance(rows, Batch) and self.window.slices)
 
     def clipped(self, reward: Any) -> Any:

@@ -219,7 +219,11 @@ def mean_over(xs: Sequence[float], ys: Sequence[float]) -> float | None:
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95, resamples: int = RESAMPLES) -> tuple[float, float] | None:
-    """The percentile bootstrap interval of the mean; None for a single value. Deterministic."""
+    """The percentile bootstrap interval of the mean; None for a single value. Deterministic.
+
+    It is too narrow for few values: for normal ones it covers the true mean in 74 % of cases with 3 values, in 90 % with
+    10 and in 94 % with 40.
+    """
     if len(values) < 2:
         return None
     x = np.asarray(values, float)

@@ -1,4 +1,7 @@
-"""Learner: samples windows, takes a gradient step, writes priorities back, publishes weights."""
+"""Learner: samples windows, takes a gradient step, writes priorities back, publishes weights.
+
+feed -> loss -> one flat gradient -> updater -> publisher
+"""
 
 import copy
 import logging
