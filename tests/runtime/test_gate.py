@@ -83,8 +83,9 @@ def counting_program(actors: int, groups: int, n: int) -> Program:
     program = Program()
     counters, params = program.add("counters", Counters, ROWS), program.add("params", LatestParams, CELL)
     total = actors * groups
-    settings = (Counting(), env, params, counters, np.zeros(total * n), 0, total, n, total * n, 1e-3)
-    policy = program.add("inference", BatchedPolicy, *settings, examples=send_examples(env, n))
+    settings, batches = (Counting(), env, params, counters, np.zeros(total * n), 0), {"batch": total * n, "wait": 1e-3}
+    examples = send_examples(env, n)
+    policy = program.add("inference", BatchedPolicy, *settings, groups=total, n=n, **batches, examples=examples)
     for i in range(actors):
         mine = tuple(range(i * groups, (i + 1) * groups))
         envs = functools.partial(make_env, "routing:Routed")
