@@ -154,7 +154,7 @@ def bare_learner(envs: int, seconds: float) -> None:
     trains = np.ones((batch, unroll), bool)
 
     def step() -> None:
-        logits, value = (x.unflatten(0, (batch, unroll + 1)) for x in net(obs))
+        logits, value = (x.unflatten(0, (batch, unroll + 1)) for x in net.out(net.torso(obs)))
         logits = logits[:, :-1]
         log_pi = logits.gather(2, action)[:, :, 0]
         ratio = (log_pi.detach() - mu).exp().numpy()
