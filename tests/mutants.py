@@ -50,6 +50,7 @@ BLOCK = "tests/records/test_block.py::"
 DPG = "tests/algorithms/test_dpg.py::"
 DQN = "tests/algorithms/test_dqn.py::"
 ENVS = "tests/envs/test_envs.py::"
+EVALUATOR = "tests/acting/test_evaluator.py::"
 LEARNER = "tests/learning/test_learner.py::"
 LIMITERS = "tests/storing/test_limiters.py::"
 NETS = "tests/nets/test_nets.py::"
@@ -1415,9 +1416,25 @@ MUTANTS = [
         "resume-publishes-late",
         "After a resume the weights from before it are published, for as long as they are held back.",
         "learning/learner.py",
-        "self.publisher.publish_newest(self.steps)\n\n\n",
-        "self.publisher.publish(self.steps)\n\n\n",
+        "self.publisher.publish_newest(self.steps, int(state",
+        "self.publisher.publish(self.steps, int(state",
         (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
+    ),
+    Mutant(
+        "evaluation-with-moving-weights",
+        "The policy takes newer weights in the middle of an evaluation.",
+        "acting/actor.py",
+        "policy.refresh = 0",
+        "policy.refresh = 1",
+        (EVALUATOR + "test_an_evaluation_is_played_by_one_version_and_reports_its_numbers",),
+    ),
+    Mutant(
+        "evaluation-dated-by-its-end",
+        "An evaluation is logged with the env steps at its end, not with those of its weights.",
+        "acting/actor.py",
+        '"eval_env_steps": env_steps,',
+        '"eval_env_steps": self.counters.get("env_steps"),',
+        (EVALUATOR + "test_an_evaluation_is_played_by_one_version_and_reports_its_numbers",),
     ),
     Mutant(
         "lagged-weights-are-the-newest",

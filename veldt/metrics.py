@@ -127,6 +127,9 @@ EVALUATOR: Metrics = (
     wait(column=HIDDEN),
     Metric("eval_return", column=HIDDEN),
     Metric("eval_length", "steps", column=HIDDEN),
+    Metric("eval_learner_steps", "updates", column=HIDDEN),  # these three: of the weights that played
+    Metric("eval_env_steps", "steps", column=HIDDEN),
+    Metric("eval_published_at", "s", column=HIDDEN),  # in seconds of time.monotonic; a line has `eval_time_s` instead
 )
 GATE: Metrics = (
     wait(column=HIDDEN),

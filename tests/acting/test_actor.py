@@ -22,6 +22,7 @@ class Always:
 
     def __init__(self, action: int = 1, wait: int = 0, refuse: int = 0) -> None:
         self.action, self.wait, self.refuse = action, wait, refuse
+        self.version, self.when = 6, (60, 1.5)  # of its weights
         self.sent: list[tuple[int, Tree]] = []
         self.resets: list[int] = []
         self.flushed = 0
@@ -222,7 +223,8 @@ def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once()
     assert not who.step() and who.metrics() == {}
     counters.add("env_steps", 100)
     assert who.step() and not who.step()
-    assert who.metrics() == {"eval_return": 1.0, "eval_length": 7.0}
+    version = {"eval_learner_steps": 6, "eval_env_steps": 60, "eval_published_at": 1.5}
+    assert who.metrics() == {"eval_return": 1.0, "eval_length": 7.0, **version}
     assert who.metrics() == {}
     counters.add("env_steps", 99)
     assert not who.step()

@@ -257,7 +257,11 @@ def evaluate(
 
 
 class Evaluator:
-    """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
+    """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own.
+
+    All episodes of an evaluation are played by one version of the weights, which the policy takes before it and keeps. What
+    is reported with the returns are the updates, the env steps and the time of that version.
+    """
 
     METRICS: ClassVar = EVALUATOR
 
@@ -266,9 +270,10 @@ class Evaluator:
     ) -> None:
         self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
         self.max_length = max_length
+        policy.refresh = 0
         self.envs = envs(min(episodes, 16))
         self.next = 0  # env steps; 0: not known yet
-        self.latest: Evaluation | None = None
+        self.latest: dict[str, float] = {}  # metrics of an evaluation that was not reported yet
 
     def step(self) -> bool:
         steps = self.counters.get("env_steps")
@@ -279,7 +284,7 @@ class Evaluator:
         seed = derive(self.seed, "evaluation", self.counters.get("evaluations") + 1)
         found = evaluate(self.envs, self.policy, self.episodes, seed, self.max_length, lambda: self.counters.stopping)
         if found is not None:  # None: the run stops; a resumed run repeats this evaluation
-            self.latest = found
+            self.latest = {"eval_return": found.mean_return, "eval_length": found.mean_length, **self._version()}
             # Actors may have passed several evaluation points meanwhile; skip all but the newest.
             steps = self.counters.get("env_steps")
             self.next = max(self.next + self.every, steps // self.every * self.every)
@@ -288,10 +293,15 @@ class Evaluator:
 
     def metrics(self) -> dict[str, float]:
         """The newest evaluation, once."""
-        latest, self.latest = self.latest, None
-        if latest is None:
+        latest, self.latest = self.latest, {}
+        return latest
+
+    def _version(self) -> dict[str, float]:
+        """Of which weights the evaluation was; empty if they do not say."""
+        env_steps, published_at = self.policy.when
+        if env_steps < 0:
             return {}
-        return {"eval_return": latest.mean_return, "eval_length": latest.mean_length}
+        return {"eval_learner_steps": self.policy.version, "eval_env_steps": env_steps, "eval_published_at": published_at}
 
     def state(self) -> dict[str, Any]:
         return {"next": self.next}

@@ -33,7 +33,7 @@ from veldt.learning.params import LatestParams
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
 from veldt.seeds import derive
-from veldt.watching.sinks import read_metrics
+from veldt.watching.sinks import Point, evaluations, read_metrics
 
 SMALLEST = 160  # pixels of a video; smaller frames are enlarged
 
@@ -53,6 +53,11 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
+
+    @property
+    def evaluations(self) -> list[Point]:
+        """The learning curve: the evaluations during training."""
+        return evaluations(self.metrics)
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep)

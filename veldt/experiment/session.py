@@ -184,7 +184,11 @@ class Progress:
     def clocks(self, nodes: Nodes) -> dict[str, Any]:
         """What every line and every checkpoint begins with."""
         counts = {name: nodes.count(name) for name in ("env_steps", "learner_steps")}
-        return {"time_s": round(self.earlier_s + time.monotonic() - self._began, 3), **counts}
+        return {"time_s": self._time_s(time.monotonic()), **counts}
+
+    def _time_s(self, monotonic: float) -> float:
+        """Seconds of training at this time of the clock."""
+        return round(self.earlier_s + monotonic - self._began, 3)
 
     def log_if_due(self, nodes: Nodes) -> None:
         self._note_first_update(nodes)
@@ -197,6 +201,9 @@ class Progress:
         self._note_first_update(nodes)
         now = time.monotonic()
         line = self.clocks(nodes) | nodes.metrics() | (self._first_update or {})
+        if "eval_published_at" in line:
+            line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
+            line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
         line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
         line |= self._derived(line, nodes)
         if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
