@@ -117,8 +117,8 @@ MUTANTS = [
         "reset-remembers-the-end",
         "A reset just after an episode's end keeps the flag, and the first step of the new episode begins another.",
         "envs/vector.py",
-        "        self._last = np.zeros(self.n, np.bool_)\n        self._bad_in_a_row[:] = 0\n        step =",
-        "        self._bad_in_a_row[:] = 0\n        step =",
+        '        self._last = step["last"]\n        if not self._began',
+        "        if not self._began",
         (STREAM,),
     ),
     Mutant(
@@ -153,6 +153,22 @@ MUTANTS = [
         'step["valid"][bad] = False',
         'step["valid"][bad] = True',
         (ENVS + "test_only_the_environment_with_the_bad_observation_is_blanked",),
+    ),
+    Mutant(
+        "bad-observation-costs-its-reward",
+        "The reward that came with a bad observation is missing in the return.",
+        "envs/vector.py",
+        'np.where(np.isfinite(step["reward"]), step["reward"], np.float32(0))',
+        'np.where(bad, np.float32(0), step["reward"])',
+        (ENVS + "test_a_finite_reward_counts_in_every_return_and_episodes_with_bad_rows_are_counted",),
+    ),
+    Mutant(
+        "resets-hide-bad-observations",
+        "The good observation after a reset starts the count of bad ones again.",
+        "envs/vector.py",
+        'self._bad_in_a_row[~step["first"]] = 0',
+        "self._bad_in_a_row[:] = 0",
+        (ENVS + "test_good_observations_after_resets_do_not_hide_an_environment_that_is_broken",),
     ),
     Mutant(
         "life-loss-ends-the-episode",

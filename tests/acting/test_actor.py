@@ -76,7 +76,8 @@ def test_env_steps_are_applied_actions_and_never_resets() -> None:
     assert who.counters.get("env_steps") == 2 * 7 * 5
     assert who.counters.get("episodes") == 10
     assert set(who.lengths) == {7} and set(who.returns) == {1.0}
-    assert who.metrics() == {"episodes": 10.0, "bad_observations": 0.0, "train_return": 1.0, "train_length": 7.0}
+    counts = {"episodes": 10.0, "bad_episodes": 0.0, "bad_observations": 0.0}
+    assert who.metrics() == {**counts, "train_return": 1.0, "train_length": 7.0}
 
 
 def test_returns_are_sums_of_raw_rewards() -> None:
@@ -224,7 +225,7 @@ def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once()
     counters.add("env_steps", 100)
     assert who.step() and not who.step()
     version = {"eval_learner_steps": 6, "eval_env_steps": 60, "eval_published_at": 1.5}
-    assert who.metrics() == {"eval_return": 1.0, "eval_length": 7.0, **version}
+    assert who.metrics() == {"eval_return": 1.0, "eval_length": 7.0, "eval_bad_episodes": 0, **version}
     assert who.metrics() == {}
     counters.add("env_steps", 99)
     assert not who.step()

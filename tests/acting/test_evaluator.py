@@ -115,7 +115,7 @@ def test_weights_that_do_not_say_when_they_were_published_can_be_evaluated() -> 
     who = Evaluator(CHAINS, told(params, counters), counters, every=10, episodes=1, max_length=99, seed=0)
     assert not who.step()
     counters.add("env_steps", 10)
-    assert who.step() and set(who.metrics()) == {"eval_return", "eval_length"}
+    assert who.step() and set(who.metrics()) == {"eval_return", "eval_length", "eval_bad_episodes"}
     who.close()
 
 

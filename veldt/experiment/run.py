@@ -74,7 +74,10 @@ class Run:
         return policy
 
     def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
-        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind."""
+        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind.
+
+        `bad_episodes` counts those with observations or rewards that were not finite or outside their space.
+        """
         check_value("episodes", episodes, above(0))
         check_value("seed", seed, at_least(0))
         if epsilon is not None:
