@@ -48,6 +48,7 @@ class Session:
         self.config, self.path, self.quiet = config, path, quiet
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # while they run
+        self.updates = 0  # of the whole run, once it has ended
 
     def run(self) -> None:
         config, prepared = self.config, prepare(self.config)
@@ -85,7 +86,7 @@ class Session:
         finally:
             self.saving.wait()
             lines.close()
-        self._conclude(resumed_from=number)
+        self._conclude(prepared, resumed_from=number)
 
     def _train(self, nodes: Nodes) -> None:
         while not self.finished(nodes):
@@ -94,6 +95,7 @@ class Session:
             nodes.step()
         if nodes.count("env_steps") > self.saving.saved_at:
             self._save_last(nodes)
+        self.updates = nodes.count("learner_steps")
 
     def finished(self, nodes: Nodes) -> bool:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
@@ -132,13 +134,17 @@ class Session:
             steps = checkpoint.manifest["env_steps"]
             self.screen.say(f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps")
 
-    def _conclude(self, resumed_from: int) -> None:
+    def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say
         if self.interrupted:
             say(f"Stopped at {self.saving.saved_at:,} env steps. Go on with: veldt resume {self.path}")
         elif resumed_from and self.saving.number == resumed_from:
             more = f"veldt resume {self.path} --steps {2 * self.config.steps}"
             say(f"This run was finished before. Evaluate with: veldt eval {self.path}; go on with: {more}")
+        elif not self.updates and "learner" in prepared.program.nodes:
+            sentence = f"The run ended without an update: {why_no_update(self.config, self.progress.latest)}."
+            log.info(sentence)
+            say(f"{sentence} Nothing was learned. Go on with: veldt resume {self.path} --steps {10 * self.config.steps}")
         else:
             say(f"Done. Evaluate with: veldt eval {self.path}")
 
@@ -147,6 +153,16 @@ class Session:
         self.interrupted = number
         if self.nodes is not None:
             self.nodes.stop()
+
+
+def why_no_update(config: Config, line: dict[str, Any]) -> str:
+    """`line` has the newest value of each metric."""
+    items, least, name = line.get("store_items"), config.store.min_size, "store.min_size"
+    if config.store.selector == "fifo":
+        least, name = config.learner.batch * config.learner.prefetch, "learner.batch"
+    if items is not None and items < least:
+        return f"its store had {items:,.0f} of the {least:,} items that learning starts with ({name})"
+    return "it was over before the learner's first one"
 
 
 class Progress:
@@ -167,6 +183,7 @@ class Progress:
             "inference_device": config.central.device or config.device,
         }
         self.earlier_s = 0.0  # of the sessions before this one
+        self.latest: dict[str, Any] = {}  # the newest value of each metric
         self._began = self._last_line = time.monotonic()
         self._evaluations = self._first_step = 0
         self._evaluation_s = 0.0
@@ -213,6 +230,7 @@ class Progress:
         self._last_line = now
         if not self._evaluation_s or "eval_return" in line:
             self._evaluations = nodes.count("evaluations")
+        self.latest |= line
         self.lines.write(line)
 
     def _note_first_update(self, nodes: Nodes) -> None:
