@@ -47,6 +47,7 @@ class Mutant:
 
 ATARI = "tests/envs/test_atari.py::"
 BLOCK = "tests/records/test_block.py::"
+BOTTLENECK = "tests/watching/test_bottleneck.py::"
 DPG = "tests/algorithms/test_dpg.py::"
 DQN = "tests/algorithms/test_dqn.py::"
 ENVS = "tests/envs/test_envs.py::"
@@ -1435,6 +1436,22 @@ MUTANTS = [
         "self.publisher.publish_newest(self.steps, int(state",
         "self.publisher.publish(self.steps, int(state",
         (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
+    ),
+    Mutant(
+        "rate-of-a-moment",
+        "A line shortly after another one has the rates of the short time between them.",
+        "watching/bottleneck.py",
+        "elif now - self._next[name][0] >= self.seconds:",
+        "elif now - self._next[name][0] >= 0:",
+        (BOTTLENECK + "test_a_line_soon_after_another_one_has_no_rate_of_the_short_time_between",),
+    ),
+    Mutant(
+        "rate-without-the-time-of-its-line",
+        "The time that a line takes is missing in the rates of the next one.",
+        "experiment/session.py",
+        "self.rates.of(line, now, ",
+        "self.rates.of(line, time.monotonic(), ",
+        (BOTTLENECK + "test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate",),
     ),
     Mutant(
         "evaluation-with-moving-weights",

@@ -32,7 +32,7 @@ from veldt.watching.view import Screen
 log = logging.getLogger("veldt")
 EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted
 MEMORY_S = 2.0  # between two looks at the RAM of all processes
-LONGEST_RATE_S = 10.0  # that a rate is taken over, where lines are further apart
+SHORTEST_RATE_S, LONGEST_RATE_S = 1.0, 10.0  # that rates are taken over, where lines are closer or further apart
 
 
 class Interrupted(KeyboardInterrupt):
@@ -169,7 +169,7 @@ class Progress:
     def __init__(self, prepared: Prepared, lines: Metrics) -> None:
         self.prepared, self.config, self.lines = prepared, prepared.config, lines
         config = self.config
-        self.rates = Rates(min(config.log.every, LONGEST_RATE_S), prepared.declarations)
+        self.rates = Rates(max(SHORTEST_RATE_S, min(config.log.every, LONGEST_RATE_S)), prepared.declarations)
         self.one_thread = config.topology == "single" or config.runtime == "inline"
         self.constants = {
             "actors": config.actors,
@@ -195,8 +195,8 @@ class Progress:
         self._evaluations, self._first_step = nodes.count("evaluations"), nodes.count("learner_steps")
         self._evaluation_s = EVALUATION_S if nodes.live else 0.0
         nodes.metrics()  # of the time in which they stood still
-        self.rates.begin(self.clocks(nodes), nodes.resources()[0])
         self._last_line = time.monotonic()
+        self.rates.begin(self.clocks(nodes), self._last_line, nodes.resources()[0])
 
     def clocks(self, nodes: Nodes) -> dict[str, Any]:
         """What every line and every checkpoint begins with."""
@@ -222,7 +222,7 @@ class Progress:
             line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
             line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
         line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
-        line |= self._derived(line, nodes)
+        line |= self._derived(line, nodes, now)
         if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
             line["bottleneck"] = sentence
         if self._first_update:
@@ -237,9 +237,9 @@ class Progress:
         if self._first_update is None and nodes.count("learner_steps") > self._first_step:
             self._first_update = {"first_update_s": process_age(), "first_update_time_s": self.clocks(nodes)["time_s"]}
 
-    def _derived(self, line: dict[str, Any], nodes: Nodes) -> dict[str, Any]:
-        """What follows from the line before, and from the settings."""
-        out: dict[str, Any] = self.rates.of(line, nodes.resources()[0])
+    def _derived(self, line: dict[str, Any], nodes: Nodes, now: float) -> dict[str, Any]:
+        """What follows from the lines before, and from the settings. The counts of the line were read at `now`."""
+        out: dict[str, Any] = self.rates.of(line, now, nodes.resources()[0])
         if line.get("store_inserted"):
             out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
         if out.get("env_steps_per_s"):

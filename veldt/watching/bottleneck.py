@@ -15,15 +15,22 @@ import psutil
 from veldt.metrics import BUSY, CHAIN, PACKAGE, WAITS, Declarations
 from veldt.watching.links import Line, fractions, percent
 
-SHORTEST_S = 0.2  # the kernel counts CPU time in ticks of 10 ms: over a shorter time it is too coarse
+SHORTEST_S = 0.2  # over a shorter time a rate is too coarse: the kernel counts CPU time in ticks of 10 ms
 
 MUCH = 0.15  # fraction of its time that a link must wait to be worth a sentence
 REFUSES = 0.3  # fraction of refused blocks from which the store's limiter holds up the actors
 HIGH = 0.9  # fraction of the time, or of the cores, that counts as all of it
 
 
+Mark = tuple[float, float]  # a time and a count
+
+
 class Rates:
-    """The rates of all declared counts, each over `seconds` or a little more.
+    """The rates of all declared counts, each over `seconds` to twice as long; over less only in the first `seconds`.
+
+    So a line that follows shortly after another one has the rates of about the same time: what a process reports is up to
+    a quarter of a second old, which in a short time would be many times its share. For the same reason the time of a line
+    is that at which its counts were read, and not that at which the rest of it was ready.
 
     A line may lack a count. A count that has become smaller belongs to a restarted process, and its rate starts again.
     """
@@ -31,24 +38,32 @@ class Rates:
     def __init__(self, seconds: float, declarations: Declarations = PACKAGE) -> None:
         self.seconds = seconds
         self._rates = {metric.name: metric.rate for metric in declarations.values() if metric.rate}
-        self._counts: dict[str, tuple[float, float]] = {}  # name -> (time, count) at the start of the rate
+        self._starts: dict[str, Mark] = {}  # by name: where the rate starts
+        self._next: dict[str, Mark] = {}  # where it will start, once `seconds` have passed from there
         self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # time, and CPU seconds by process
 
-    def begin(self, line: dict[str, Any], pids: Iterable[int]) -> None:
-        now = time.monotonic()
-        self._counts = {name: (now, line[name]) for name in self._rates if name in line}
-        self._cpu = now, cpu_seconds(pids)
+    def begin(self, line: dict[str, Any], now: float, pids: Iterable[int]) -> None:
+        """`now` is the time.monotonic() at which the counts of the line were read."""
+        self._starts = {name: (now, line[name]) for name in self._rates if name in line}
+        self._next = dict(self._starts)
+        self._cpu = time.monotonic(), cpu_seconds(pids)
 
-    def of(self, line: dict[str, Any], pids: Iterable[int]) -> dict[str, float]:
+    def of(self, line: dict[str, Any], now: float, pids: Iterable[int]) -> dict[str, float]:
+        known = [name for name in self._rates if name in line]
+        out = {self._rates[name]: x for name in known if (x := self._rate(name, now, line[name])) is not None}
+        return out | self._cores(pids)
+
+    def _rate(self, name: str, now: float, count: float) -> float | None:
+        """None: it is not known yet."""
+        if name not in self._starts or count < self._next[name][1]:
+            self._starts[name] = self._next[name] = now, count
+        elif now - self._next[name][0] >= self.seconds:
+            self._starts[name], self._next[name] = self._next[name], (now, count)
+        since, before = self._starts[name]
+        return (count - before) / (now - since) if now - since >= SHORTEST_S else None
+
+    def _cores(self, pids: Iterable[int]) -> dict[str, float]:
         now, out = time.monotonic(), {}
-        for name, rate in self._rates.items():
-            if name not in line:
-                continue
-            since, before = self._counts.get(name, (now, line[name]))
-            if now > since and line[name] >= before:
-                out[rate] = (line[name] - before) / (now - since)
-            if name not in self._counts or line[name] < before or now - since >= self.seconds:
-                self._counts[name] = now, line[name]
         since, earlier = self._cpu
         cpu = cpu_seconds(pids)
         if now - since >= SHORTEST_S:
