@@ -83,7 +83,7 @@ SHARED = "waits 60 % of its time for data; "
             ["inference is the bottleneck", "a smaller network, or a GPU with --central.device cuda."],
         ),
         ({"inference_device": "cuda"}, ["inference is the bottleneck", "larger batches, or a smaller network."]),
-        ({"wait/inference": 0.7, "wait/actor": 0.02}, ["60 % of theirs in environments: add --actors (now 2)"]),
+        ({"wait/inference": 0.7, "wait/actor": 0.02}, ["60 % of their time in environments: add --actors (now 2)"]),
         ({"wait/inference": 0.5, "wait/actor": 0.4}, ["wait for each other (40 % and 50 %", "--central.groups"]),
         ({"wait/inference": 0.5, "cpu/all": 3.9}, ["all 4 cores are busy: faster environments or more cores"]),
     ],
@@ -91,6 +91,25 @@ SHARED = "waits 60 % of its time for data; "
 def test_the_sentence_with_central_inference(changes: dict[str, Any], words: list[str]) -> None:
     sentence = bottleneck(CENTRAL | changes)
     assert all(word in sentence for word in (SHARED, *words)), sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins", "never"),
+    [
+        # Inference is busy 95 %, and the actors wait for it: the queue has nothing to do with it.
+        ({"wait/inference": 0.05, "wait/actor": 0.9}, "Inference is the bottleneck, busy 95 %", "queue"),
+        ({"wait/inference": 0.05, "wait/actor": 0.9, "queue_fill": 0.9}, "Inference is the bottleneck, busy 95 %", "queue"),
+        ({"wait/inference": 0.5, "wait/actor": 0.4}, "Actors and inference wait for each other (40 % and 50 %", "queue"),
+        ({"wait/inference": 0.6, "wait/actor": 0.7, "queue_fill": 0.95}, "The queue to the store is the bottl", "actors"),
+        ({"wait/inference": 0.05, "wait/actor": 0.05}, "Nobody waits for long", "queue"),
+    ],
+)
+def test_with_central_inference_actors_never_wait_for_the_queue(changes: dict[str, Any], begins: str, never: str) -> None:
+    """The learner has the data that it needs. Actors send no blocks: inference does."""
+    sentence = bottleneck(CENTRAL | {"wait/learner": 0.05} | changes)
+    assert sentence.startswith(begins) and never not in sentence and sentence.endswith("."), sentence
+    if "queue" in sentence:
+        assert "inference waits 60 % of its time for room in it" in sentence
 
 
 def test_with_central_inference_the_learner_may_still_be_the_bottleneck() -> None:

@@ -20,6 +20,7 @@ SHORTEST_S = 0.2  # over a shorter time a rate is too coarse: the kernel counts 
 MUCH = 0.15  # fraction of its time that a link must wait to be worth a sentence
 REFUSES = 0.3  # fraction of refused blocks from which the store's limiter holds up the actors
 HIGH = 0.9  # fraction of the time, or of the cores, that counts as all of it
+FULL = 0.5  # how full the queue to the store is at least, where it holds up inference
 
 
 Mark = tuple[float, float]  # a time and a count
@@ -95,8 +96,15 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
         return ""
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
     for_data = f"The learner waits {percent(learner)} of its time for data"
-    if "policy" in waits and not refusing and learner >= MUCH:
-        return f"{for_data}; {_central(line, busy, actor, waits['policy'])}."
+    if "policy" in waits and not refusing:  # central inference: actors wait for actions, and only inference for the store
+        inference, full = waits["policy"], line.get("queue_fill", 0.0) >= FULL
+        if learner >= MUCH:
+            return f"{for_data}; {_central(line, busy, actor, inference)}."
+        if inference >= MUCH and full:
+            return _queue(line, "inference waits", "its", inference)
+        if actor >= MUCH:
+            why = _central(line, busy, actor, inference)
+            return f"{why[0].upper()}{why[1:]}."
     if max(actor, learner) < MUCH:
         return _no_waiting(line, busy, declarations)
     if min(actor, learner) >= max(MUCH, 0.5 * max(actor, learner)):
@@ -114,8 +122,12 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
             f"{_slow_learner(busy)} the actors wait {percent(actor)} of theirs for it: {change}, a smaller network, more "
             "--threads, or a GPU."
         )
+    return _queue(line, "the actors wait", "their", actor)
+
+
+def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
     return (
-        f"The queue to the store is the bottleneck: the actors wait {percent(actor)} of their time for room in it "
+        f"The queue to the store is the bottleneck: {who_waits} {percent(fraction)} of {whose} time for room in it "
         f"({percent(line.get('queue_fill', 1.0))} full when it is emptied, between two updates): raise --queue (now "
         f"{line.get('queue', 0)}), or make updates shorter with a smaller learner.batch."
     )
@@ -133,7 +145,7 @@ def _one_thread(line: Line, busy: dict[str, float]) -> str:
 
 
 def _central(line: Line, busy: dict[str, float], actor: float, inference: float) -> str:
-    """Why the learner waits, if one process computes the actions of all actors. The numbers are what these two wait."""
+    """Why there is no more data, if one process computes the actions of all actors. The numbers are what these two wait."""
     batch = f"{line.get('inference_batch', 0):.0f} of {line.get('envs', 0):.0f} environments at once"
     if _all_cores(line) and inference >= MUCH:
         return f"all {line['cores']} cores are busy: faster environments or more cores"
@@ -142,12 +154,12 @@ def _central(line: Line, busy: dict[str, float], actor: float, inference: float)
         if line.get("inference_device", "cpu") == "cpu":
             smaller = "a smaller network, or a GPU with --central.device cuda"
         return (
-            f"inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}): more --envs-per-actor for "
-            f"larger batches, {smaller}"
+            f"inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}) while the actors wait "
+            f"{percent(actor)} of theirs for it: more --envs-per-actor for larger batches, {smaller}"
         )
     if actor < max(MUCH, 0.5 * inference):
         env, actors = percent(busy.get("environments", 0.0)), line.get("actors", 1)
-        return f"the actors spend {env} of theirs in environments: add --actors (now {actors})"
+        return f"the actors spend {env} of their time in environments: add --actors (now {actors})"
     return (
         f"actors and inference wait for each other ({percent(actor)} and {percent(inference)} of their time, {batch}): "
         "more --central.groups or --envs-per-actor, or a shorter --central.wait-ms"
