@@ -2,7 +2,8 @@
 
     python benchmarks/compare.py -o curves.png "apex-dqn=runs/apex-0,runs/apex-1" "TD3=td3-0.jsonl,td3-1.jsonl"
 
-Each is a run directory, or a file of JSON lines with env_steps, time_s and eval_return.
+Each is a run directory, or a file of JSON lines with env_steps, time_s and eval_return. A run's evaluations are drawn at
+the env steps and the time of the weights that played.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from veldt.watching.plot import Curve, draw
-from veldt.watching.sinks import read_metrics
+from veldt.watching.sinks import evaluations, read_metrics
 
 
 def read(path: Path) -> Curve:
-    lines = [line for line in read_metrics(path / "metrics.jsonl" if path.is_dir() else path) if "eval_return" in line]
-    columns = (np.array([line[name] for line in lines], float) for name in ("env_steps", "time_s", "eval_return"))
-    return Curve({}, *columns, greedy=True)
+    points = evaluations(read_metrics(path / "metrics.jsonl" if path.is_dir() else path))
+    return Curve({}, *np.array(points, float).T, greedy=True)
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def summary(directory: Path) -> dict[str, Any]:
         "env_steps": lines[-1]["env_steps"],
         "hours": lines[-1]["time_s"] / 3600,
         "training": [(x["env_steps"], x["train_return"]) for x in lines if "train_return" in x],
-        "greedy": [(x["env_steps"], x["eval_return"]) for x in lines if "eval_return" in x],
+        "greedy": [(x.env_steps, x.mean_return) for x in run.evaluations],
     }
     if (directory / "checkpoints").exists():
         out["last_greedy"] = run.evaluate(100, seed=1).mean_return

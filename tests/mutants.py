@@ -47,9 +47,11 @@ class Mutant:
 
 ATARI = "tests/envs/test_atari.py::"
 BLOCK = "tests/records/test_block.py::"
+BOTTLENECK = "tests/watching/test_bottleneck.py::"
 DPG = "tests/algorithms/test_dpg.py::"
 DQN = "tests/algorithms/test_dqn.py::"
 ENVS = "tests/envs/test_envs.py::"
+EVALUATOR = "tests/acting/test_evaluator.py::"
 LEARNER = "tests/learning/test_learner.py::"
 LIMITERS = "tests/storing/test_limiters.py::"
 NETS = "tests/nets/test_nets.py::"
@@ -116,8 +118,8 @@ MUTANTS = [
         "reset-remembers-the-end",
         "A reset just after an episode's end keeps the flag, and the first step of the new episode begins another.",
         "envs/vector.py",
-        "        self._last = np.zeros(self.n, np.bool_)\n        self._bad_in_a_row[:] = 0\n        step =",
-        "        self._bad_in_a_row[:] = 0\n        step =",
+        '        self._last = step["last"]\n        if not self._began',
+        "        if not self._began",
         (STREAM,),
     ),
     Mutant(
@@ -152,6 +154,22 @@ MUTANTS = [
         'step["valid"][bad] = False',
         'step["valid"][bad] = True',
         (ENVS + "test_only_the_environment_with_the_bad_observation_is_blanked",),
+    ),
+    Mutant(
+        "bad-observation-costs-its-reward",
+        "The reward that came with a bad observation is missing in the return.",
+        "envs/vector.py",
+        'np.where(np.isfinite(step["reward"]), step["reward"], np.float32(0))',
+        'np.where(bad, np.float32(0), step["reward"])',
+        (ENVS + "test_a_finite_reward_counts_in_every_return_and_episodes_with_bad_rows_are_counted",),
+    ),
+    Mutant(
+        "resets-hide-bad-observations",
+        "The good observation after a reset starts the count of bad ones again.",
+        "envs/vector.py",
+        'self._bad_in_a_row[~step["first"]] = 0',
+        "self._bad_in_a_row[:] = 0",
+        (ENVS + "test_good_observations_after_resets_do_not_hide_an_environment_that_is_broken",),
     ),
     Mutant(
         "life-loss-ends-the-episode",
@@ -1415,9 +1433,41 @@ MUTANTS = [
         "resume-publishes-late",
         "After a resume the weights from before it are published, for as long as they are held back.",
         "learning/learner.py",
-        "self.publisher.publish_newest(self.steps)\n\n\n",
-        "self.publisher.publish(self.steps)\n\n\n",
+        "self.publisher.publish_newest(self.steps, int(state",
+        "self.publisher.publish(self.steps, int(state",
         (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
+    ),
+    Mutant(
+        "rate-of-a-moment",
+        "A line shortly after another one has the rates of the short time between them.",
+        "watching/bottleneck.py",
+        "elif now - self._next[name][0] >= self.seconds:",
+        "elif now - self._next[name][0] >= 0:",
+        (BOTTLENECK + "test_a_line_soon_after_another_one_has_no_rate_of_the_short_time_between",),
+    ),
+    Mutant(
+        "rate-without-the-time-of-its-line",
+        "The time that a line takes is missing in the rates of the next one.",
+        "experiment/session.py",
+        "self.rates.of(line, now, ",
+        "self.rates.of(line, time.monotonic(), ",
+        (BOTTLENECK + "test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate",),
+    ),
+    Mutant(
+        "evaluation-with-moving-weights",
+        "The policy takes newer weights in the middle of an evaluation.",
+        "acting/actor.py",
+        "policy.refresh = 0",
+        "policy.refresh = 1",
+        (EVALUATOR + "test_an_evaluation_is_played_by_one_version_and_reports_its_numbers",),
+    ),
+    Mutant(
+        "evaluation-dated-by-its-end",
+        "An evaluation is logged with the env steps at its end, not with those of its weights.",
+        "acting/actor.py",
+        '"eval_env_steps": env_steps,',
+        '"eval_env_steps": self.counters.get("env_steps"),',
+        (EVALUATOR + "test_an_evaluation_is_played_by_one_version_and_reports_its_numbers",),
     ),
     Mutant(
         "lagged-weights-are-the-newest",

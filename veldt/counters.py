@@ -4,7 +4,7 @@ from typing import Any
 
 from veldt.shared import PrivateRows, Rows
 
-NAMES = ("env_steps", "learner_steps", "episodes", "evaluations", "bad_observations")
+NAMES = ("env_steps", "learner_steps", "episodes", "evaluations", "bad_observations", "bad_episodes")
 COLUMN = {name: i for i, name in enumerate(NAMES)}
 OF_STATE = ("learner_steps",)  # counts that go back with their process's state when that is restarted from an older one
 

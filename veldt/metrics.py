@@ -80,6 +80,7 @@ ACTOR: Metrics = (
     wait("recorder", waits_for="the store"),
     Metric("episodes", "episodes", LARGEST, column=HIDDEN),  # a counter of the run, which every actor reports
     Metric("bad_observations", "observations", LARGEST, column=TROUBLE),
+    Metric("bad_episodes", "episodes", LARGEST, column=TROUBLE),  # in which something was dropped
     Metric("train_return", column=HIDDEN),
     Metric("train_length", "steps", column=HIDDEN),
 )
@@ -127,6 +128,10 @@ EVALUATOR: Metrics = (
     wait(column=HIDDEN),
     Metric("eval_return", column=HIDDEN),
     Metric("eval_length", "steps", column=HIDDEN),
+    Metric("eval_bad_episodes", "episodes", TOTAL, column=TROUBLE),
+    Metric("eval_learner_steps", "updates", column=HIDDEN),  # these three: of the weights that played
+    Metric("eval_env_steps", "steps", column=HIDDEN),
+    Metric("eval_published_at", "s", column=HIDDEN),  # in seconds of time.monotonic; a line has `eval_time_s` instead
 )
 GATE: Metrics = (
     wait(column=HIDDEN),

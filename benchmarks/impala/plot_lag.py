@@ -14,7 +14,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from veldt.watching.sinks import read_metrics
+from veldt.watching.sinks import evaluations, read_metrics
 
 CORRECTIONS = {"V-trace": "tab:blue", "one-step": "tab:orange", "no correction": "tab:red"}
 LAGS = {"no lag": "no lag", "20 behind": "20 updates behind", "50 behind": "50 updates behind"}
@@ -22,10 +22,8 @@ LAGS = {"no lag": "no lag", "20 behind": "20 updates behind", "50 behind": "50 u
 
 def curves(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     """Env steps [E] and greedy returns [seeds, E] of the evaluations of one setting."""
-    found = []
-    for file in sorted(directory.glob("seed-*/metrics.jsonl")):
-        lines = [line for line in read_metrics(file) if "eval_return" in line]
-        found.append([(line["env_steps"], line["eval_return"]) for line in lines])
+    files = sorted(directory.glob("seed-*/metrics.jsonl"))
+    found = [[(point.env_steps, point.mean_return) for point in evaluations(read_metrics(file))] for file in files]
     count = min(map(len, found))
     array = np.array([lines[:count] for lines in found], float)  # [seeds, E, 2]
     return array[:, :, 0].mean(0), array[:, :, 1]

@@ -22,6 +22,7 @@ class Always:
 
     def __init__(self, action: int = 1, wait: int = 0, refuse: int = 0) -> None:
         self.action, self.wait, self.refuse = action, wait, refuse
+        self.version, self.when = 6, (60, 1.5)  # of its weights
         self.sent: list[tuple[int, Tree]] = []
         self.resets: list[int] = []
         self.flushed = 0
@@ -75,7 +76,8 @@ def test_env_steps_are_applied_actions_and_never_resets() -> None:
     assert who.counters.get("env_steps") == 2 * 7 * 5
     assert who.counters.get("episodes") == 10
     assert set(who.lengths) == {7} and set(who.returns) == {1.0}
-    assert who.metrics() == {"episodes": 10.0, "bad_observations": 0.0, "train_return": 1.0, "train_length": 7.0}
+    counts = {"episodes": 10.0, "bad_episodes": 0.0, "bad_observations": 0.0}
+    assert who.metrics() == {**counts, "train_return": 1.0, "train_length": 7.0}
 
 
 def test_returns_are_sums_of_raw_rewards() -> None:
@@ -222,7 +224,8 @@ def test_an_evaluator_works_every_so_many_env_steps_and_tells_each_result_once()
     assert not who.step() and who.metrics() == {}
     counters.add("env_steps", 100)
     assert who.step() and not who.step()
-    assert who.metrics() == {"eval_return": 1.0, "eval_length": 7.0}
+    version = {"eval_learner_steps": 6, "eval_env_steps": 60, "eval_published_at": 1.5}
+    assert who.metrics() == {"eval_return": 1.0, "eval_length": 7.0, "eval_bad_episodes": 0, **version}
     assert who.metrics() == {}
     counters.add("env_steps", 99)
     assert not who.step()

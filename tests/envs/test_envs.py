@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import sys
 from pathlib import Path
@@ -443,7 +444,8 @@ def test_a_bad_observation_is_blanked_counted_and_named_once(make: Any, why: str
         record = envs.step(np.zeros(2, np.int64))
         if step % 4 == 0:
             bad += 2
-            assert not record["valid"].any() and not record["obs"].any() and not record["reward"].any()
+            assert not record["valid"].any() and not record["obs"].any()
+            assert record["reward"].tolist() == ([0, 0] if "reward" in why else [1, 1]), "a finite reward stays"
         else:
             assert record["valid"].all() and record["obs"].all()
         assert np.isfinite(record["obs"]).all() and np.isfinite(record["reward"]).all()
@@ -459,7 +461,7 @@ def test_only_the_environment_with_the_bad_observation_is_blanked() -> None:
         record = envs.step(np.zeros(3, np.int64))
         assert record["valid"].tolist() == ([False, True, False] if step % 4 == 0 else [True] * 3)
         if step % 4 == 0:
-            assert (record["obs"][1] == 0.25).all() and record["reward"].tolist() == [0, 1, 0]
+            assert (record["obs"][1] == 0.25).all() and record["reward"].tolist() == [1, 1, 1]
     assert envs.bad == 4
 
 
@@ -489,6 +491,30 @@ def test_a_hundred_in_a_row_stop_the_run(caplog: pytest.LogCaptureFixture) -> No
         envs.step(np.zeros(2, np.int64))
     with pytest.raises(UserError, match=r"Gone: 100 observations in a row were bad, the last one is not finite"):
         envs.step(np.zeros(2, np.int64))
+
+
+class Brief(Chain):
+    """Episodes of two steps; every observation is bad but those after resets."""
+
+    def step(self, action: Any) -> Any:
+        _, _, _, _, info = super().step(action)
+        self.t = getattr(self, "t", 0) + 1
+        return np.full(8, np.nan, np.float32), 1.0, self.t % 2 == 0, False, info
+
+
+def test_good_observations_after_resets_do_not_hide_an_environment_that_is_broken() -> None:
+    for again in (False, True):  # resets of the environments themselves, and of all at once
+        envs = make_env(Brief, 2)
+        envs.reset(0)
+
+        def play(envs: Envs = envs, again: bool = again) -> None:
+            for number in range(1_200):
+                if envs.step(np.zeros(2, np.int64))["last"].all() and again:
+                    envs.reset(number)
+
+        with pytest.raises(UserError, match="100 observations in a row were bad"):
+            play()
+        assert envs.bad == 2 * BAD_IN_A_ROW
 
 
 def test_a_good_one_between_starts_the_count_again() -> None:
@@ -560,8 +586,8 @@ def test_bad_observations_never_reach_the_store(tmp_path: Path, monkeypatch: pyt
     assert 10 < counted < 200
     text = (run.path / "log.txt").read_text()
     assert text.count("it is dropped and counted in bad_observations") == 1 and "Noisy" in text
-    # Episodes with a hole in them are not in the returns.
     assert all(line.get("train_return") is None or np.isfinite(line["train_return"]) for line in run.metrics)
+    assert 0 < run.metrics[-1]["bad_episodes"] <= min(counted, run.metrics[-1]["episodes"])
 
 
 def test_a_bad_observation_at_the_start_of_an_episode_is_blanked_too_wherever_the_episode_begins(tmp_path: Path) -> None:
@@ -589,6 +615,53 @@ def test_bad_observations_are_counted_across_a_resume(tmp_path: Path) -> None:
     again = Run(tmp_path / "r")
     tiny(tmp_path / "r", env=Noisy, steps=900, **{"eval.every": 0})
     assert again.metrics[-1]["bad_observations"] > first
+
+
+class Rewarding(Chain):
+    """Episodes of 20 steps with a reward of 1 each; `bad` steps have no observation, `poor` ones no finite reward."""
+
+    bad: tuple[int, ...] = ()
+    poor: tuple[int, ...] = ()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        obs, _, _, _, info = super().step(0)
+        self.t += 1
+        obs = np.full(8, np.nan, np.float32) if self.t in self.bad else obs
+        return obs, np.nan if self.t in self.poor else 1.0, self.t == 20, False, info
+
+
+class Blinking(Rewarding):
+    bad = (3, 4, 5, 9, 12, 15, 20)
+
+
+class Poor(Rewarding):
+    poor = (2, 20)
+
+
+@pytest.mark.parametrize(("env", "total"), [(Rewarding, 20.0), (Blinking, 20.0), (Poor, 18.0)])
+def test_a_finite_reward_counts_in_every_return_and_episodes_with_bad_rows_are_counted(
+    env: Any, total: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from veldt.cli import eval as command
+
+    run = tiny(tmp_path / "r", env=env, steps=600)
+    lines = run.metrics
+    bad = env is not Rewarding
+    assert {line["train_return"] for line in lines if "train_return" in line} == {total}
+    assert lines[-1]["episodes"] >= 20 and lines[-1]["bad_episodes"] == (lines[-1]["episodes"] if bad else 0)
+    evaluated = [line for line in lines if "eval_return" in line]
+    assert evaluated and all(x["eval_return"] == total and x["eval_bad_episodes"] == 2 * bad for x in evaluated)
+    found = run.evaluate(5)
+    assert found.returns == [total] * 5 and found.bad_episodes == 5 * bad
+    capsys.readouterr()
+    assert command.run([str(run.path), "--episodes", "3", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert ("3 of these episodes had observations or rewards that are not finite" in out) == bad
+    assert json.loads(out.splitlines()[-1])["bad_episodes"] == 3 * bad
 
 
 def test_the_log_of_a_good_environment_is_silent(caplog: pytest.LogCaptureFixture) -> None:

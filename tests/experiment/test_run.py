@@ -599,3 +599,32 @@ def test_the_log_of_the_package_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_negative_seed_of_an_evaluation_is_refused(finished: Run) -> None:
     with pytest.raises(UserError, match="seed must not be negative"):
         finished.evaluate(1, seed=-1)
+
+
+NO_EVALUATIONS = TINY | {"eval.every": 0}
+SHORT = NO_EVALUATIONS | {"steps": 80, "store.capacity": "1000", "store.min_size": 300}
+SHORT_QUEUE = {name: x for name, x in NO_EVALUATIONS.items() if not name.startswith("store.")}
+SHORT_QUEUE |= {"runtime": "inline", "steps": 40}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "why"),
+    [
+        ("dqn", SHORT, "the 300 items that learning starts with (store.min_size)"),
+        ("impala", SHORT_QUEUE, "the 16 items that learning starts with (learner.batch)"),
+    ],
+)
+def test_a_run_without_an_update_says_so_and_why(
+    recipe: str, settings: dict[str, Any], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = veldt.train(recipe, env="CartPole-v1", run=tmp_path / "r", **settings)
+    words = capsys.readouterr().out.splitlines()[-1]
+    assert run.metrics[-1]["learner_steps"] == 0 and "Done" not in words
+    sentence = f"The run ended without an update: its store had {run.metrics[-1]['store_items']:,.0f} of {why}."
+    assert words.startswith(f"{sentence} Nothing was learned.") and sentence in _log(run)
+    assert words.endswith(f"veldt resume {run.path} --steps {10 * settings['steps']}")
+
+
+def test_a_run_with_updates_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    veldt.train("dqn", env="CartPole-v1", run=tmp_path / "r", **NO_EVALUATIONS | {"steps": 300})
+    assert capsys.readouterr().out.splitlines()[-1] == f"Done. Evaluate with: veldt eval {tmp_path / 'r'}"

@@ -532,6 +532,8 @@ def test_a_run_is_scored_by_its_evaluations() -> None:
     assert score(result, lines, 0.9) == Score(0.7, pytest.approx((0.55 + 0.65) / 2), (20, 2.0), 3.5)
     assert score(result, lines, 0.95).reached is None and score(result, lines, None).reached is None
     assert score(result, lines[:1], None).area is None
+    own = {"eval_env_steps": 19, "eval_time_s": 1.5}  # of the weights that played
+    assert score(result, [lines[1], lines[2] | own], 0.9).reached == (19, 1.5)
 
 
 def test_the_table_says_how_many_reached_the_goal_and_when_half_of_all_had() -> None:

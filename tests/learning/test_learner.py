@@ -119,8 +119,11 @@ def test_a_restored_learner_publishes_what_was_restored() -> None:
     one, other = learner(Store(), publish_lag=3), learner(Store(), publish_lag=3)
     for _ in range(5):
         one.step()
-    other.load_state(one.state())
-    assert published(other)[-1].version == 5
+    one.counters.add("env_steps", 70)
+    state = one.state()
+    other.counters.add("env_steps", 90)  # or 0: the counts of a run may be restored after its learner
+    other.load_state(state)
+    assert published(other)[-1].version == 5 and published(other)[-1].env_steps == 70
     np.testing.assert_array_equal(published(other)[-1].vector, one.vector.numpy())
 
 
@@ -502,7 +505,7 @@ def test_names_in_a_checkpoint_stay_the_same() -> None:
     one.step(), two.step()
     net = ["torso.layers.0.weight", "torso.layers.0.bias", "head.advantage.weight", "head.advantage.bias"]
     adam = ["mean", "square", "steps"]
-    others = {"steps", "bad", "torch_rng"}
+    others = {"steps", "bad", "env_steps", "torch_rng"}
     expected = {f"{kind}/{name}" for kind in ("weights", "target") for name in net}
     assert set(one.state()) == expected | {f"optimizer//{name}" for name in adam} | others
     net = [f"{group}.{name}" for group in ("actor", "critic") for name in ("weight", "bias")]

@@ -15,13 +15,14 @@ def publish(of: Publisher, *versions: int) -> None:
     """Weights whose elements are all their version."""
     for version in versions:
         of.vector.fill_(version)
-        of.publish(version)
+        of.publish(version, 10 * version)
 
 
 def published(of: Publisher) -> list[int]:
     assert isinstance(of.params, Published)
     for weights in of.params.all:
         assert (weights.vector == weights.version).all(), "the weights of this version"
+        assert weights.env_steps == 10 * weights.version, "and when they were made"
     return [weights.version for weights in of.params.all]
 
 
@@ -43,7 +44,7 @@ def test_published_weights_are_at_least_lag_updates_old(lag: int, updates: list[
 def test_the_newest_may_be_published_and_the_lag_starts_again_from_there() -> None:
     one = Publisher(Published(), torch.zeros(3), lag=2)
     publish(one, 0, 1, 2)
-    one.publish_newest(2)
+    one.publish_newest(2, 20)
     publish(one, 3, 4, 5)
     assert published(one) == [0, 0, 0, 2, 2, 2, 3]
 
@@ -62,7 +63,7 @@ def test_weights_that_are_not_finite_are_never_published(bad: float, lag: int) -
     publish(one, 1)
     one.vector[1] = bad
     with pytest.raises(Diverged, match=r"not finite after 2 updates.*learner\.lr"):
-        one.publish(2)
+        one.publish(2, 20)
     assert published(one) == [1] and one.published == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +13,9 @@ import pytest
 
 import veldt
 from veldt.envs.small import Chain
-from veldt.metrics import ACTOR, LEARNER, MEAN, WAITS, Declarations, Metric, declared
+from veldt.experiment import recipes, session
+from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared
+from veldt.storing.slots import Size
 from veldt.watching.bottleneck import Rates, bottleneck
 
 LINE: dict[str, Any] = {
@@ -80,7 +83,7 @@ SHARED = "waits 60 % of its time for data; "
             ["inference is the bottleneck", "a smaller network, or a GPU with --central.device cuda."],
         ),
         ({"inference_device": "cuda"}, ["inference is the bottleneck", "larger batches, or a smaller network."]),
-        ({"wait/inference": 0.7, "wait/actor": 0.02}, ["60 % of theirs in environments: add --actors (now 2)"]),
+        ({"wait/inference": 0.7, "wait/actor": 0.02}, ["60 % of their time in environments: add --actors (now 2)"]),
         ({"wait/inference": 0.5, "wait/actor": 0.4}, ["wait for each other (40 % and 50 %", "--central.groups"]),
         ({"wait/inference": 0.5, "cpu/all": 3.9}, ["all 4 cores are busy: faster environments or more cores"]),
     ],
@@ -88,6 +91,25 @@ SHARED = "waits 60 % of its time for data; "
 def test_the_sentence_with_central_inference(changes: dict[str, Any], words: list[str]) -> None:
     sentence = bottleneck(CENTRAL | changes)
     assert all(word in sentence for word in (SHARED, *words)), sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins", "never"),
+    [
+        # Inference is busy 95 %, and the actors wait for it: the queue has nothing to do with it.
+        ({"wait/inference": 0.05, "wait/actor": 0.9}, "Inference is the bottleneck, busy 95 %", "queue"),
+        ({"wait/inference": 0.05, "wait/actor": 0.9, "queue_fill": 0.9}, "Inference is the bottleneck, busy 95 %", "queue"),
+        ({"wait/inference": 0.5, "wait/actor": 0.4}, "Actors and inference wait for each other (40 % and 50 %", "queue"),
+        ({"wait/inference": 0.6, "wait/actor": 0.7, "queue_fill": 0.95}, "The queue to the store is the bottl", "actors"),
+        ({"wait/inference": 0.05, "wait/actor": 0.05}, "Nobody waits for long", "queue"),
+    ],
+)
+def test_with_central_inference_actors_never_wait_for_the_queue(changes: dict[str, Any], begins: str, never: str) -> None:
+    """The learner has the data that it needs. Actors send no blocks: inference does."""
+    sentence = bottleneck(CENTRAL | {"wait/learner": 0.05} | changes)
+    assert sentence.startswith(begins) and never not in sentence and sentence.endswith("."), sentence
+    if "queue" in sentence:
+        assert "inference waits 60 % of its time for room in it" in sentence
 
 
 def test_with_central_inference_the_learner_may_still_be_the_bottleneck() -> None:
@@ -219,35 +241,74 @@ def test_in_one_process_the_largest_share_is_named(tmp_path: Path) -> None:
     assert "the learner takes" in [line["bottleneck"] for line in run.metrics if "bottleneck" in line][-1]
 
 
-def test_a_rate_covers_the_time_since_its_count_was_last_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("veldt.watching.bottleneck.time.monotonic", lambda: now)
+def test_a_rate_covers_the_time_since_its_count_was_last_reported() -> None:
     rates = Rates(1.0)
-    rates.begin({"env_steps": 0}, [])
-    now = 101.0
-    assert rates.of({"env_steps": 50, "published": 7}, [])["env_steps_per_s"] == 50
-    now = 102.0
-    assert "published_per_s" not in rates.of({"env_steps": 150}, [])
-    now = 103.0
-    found = rates.of({"env_steps": 150, "published": 27}, [])
+    rates.begin({"env_steps": 0}, 100.0, [])
+    assert rates.of({"env_steps": 50, "published": 7}, 101.0, [])["env_steps_per_s"] == 50
+    assert "published_per_s" not in rates.of({"env_steps": 150}, 102.0, [])
+    found = rates.of({"env_steps": 150, "published": 27}, 103.0, [])
     assert found["env_steps_per_s"] == 0 and found["published_per_s"] == 10
-    now = 104.0
-    assert "published_per_s" not in rates.of({"published": 2}, []), "its process was restarted"
-    now = 104.5
-    assert rates.of({"published": 3}, [])["published_per_s"] == 2
-    now = 105.0
-    assert rates.of({"published": 4}, [])["published_per_s"] == 2, "a line that follows shortly does not restart the rate"
+    assert "published_per_s" not in rates.of({"published": 2}, 104.0, []), "its process was restarted"
+    assert rates.of({"published": 3}, 104.5, [])["published_per_s"] == 2
+    assert rates.of({"published": 4}, 105.0, [])["published_per_s"] == 2, "a line that follows shortly restarts nothing"
 
 
-def test_rates_follow_from_the_declared_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("veldt.watching.bottleneck.time.monotonic", lambda: now)
+def test_a_line_soon_after_another_one_has_no_rate_of_the_short_time_between() -> None:
+    """10 items/s, reported in lumps of 20 that are up to 2 s late."""
+    rates = Rates(2.0)
+    rates.begin({"store_inserted": 0}, 0.0, [])
+    assert rates.of({"store_inserted": 0}, 0.05, []).get("inserted_per_s") is None, "too short a time"
+    assert rates.of({"store_inserted": 20}, 2.0, [])["inserted_per_s"] == 10
+    assert rates.of({"store_inserted": 20}, 3.95, [])["inserted_per_s"] == pytest.approx(20 / 3.95)
+    for soon in (0.001, 0.01, 0.1):
+        assert rates.of({"store_inserted": 40}, 4.0 + soon, [])["inserted_per_s"] == pytest.approx(10, rel=0.1)
+    assert rates.of({"store_inserted": 60}, 6.05, [])["inserted_per_s"] == pytest.approx(10, rel=0.1)
+
+
+class SteadyNodes:
+    """1,000 env steps a second, and a look at the memory of all processes that takes as long as it likes."""
+
+    live = True
+
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def count(self, name: str) -> int:
+        return int(1_000 * self.now) if name == "env_steps" else 0
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def resources(self) -> tuple[list[int], list[int]]:
+        return [], []
+
+
+def test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, lines = SteadyNodes(), []
+
+    def slow(*_: Any) -> int:
+        nodes.now += 1.5
+        return 0
+
+    monkeypatch.setattr("time.monotonic", lambda: nodes.now)
+    monkeypatch.setattr(session, "used_memory", slow)
+    config = recipes.make("apex-dqn", "CartPole-v1")
+    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0)
+    progress = session.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
+    progress.begin(nodes)  # type: ignore[arg-type]
+    for pause in (1.0, 0.01, 0.11, 1.0, 0.01, 0.01, 3.0, 0.1):
+        nodes.now += pause
+        progress.log(nodes)  # type: ignore[arg-type]
+    found = [line["env_steps_per_s"] for line in lines if "env_steps_per_s" in line]
+    assert len(found) == len(lines) and found == pytest.approx([1_000] * len(found), rel=0.01)
+
+
+def test_rates_follow_from_the_declared_counts() -> None:
     declarations = declared([])
     declarations.add("scout", (Metric("maps", "maps", rate="maps_per_s"),))
     rates = Rates(1.0, declarations)
-    rates.begin({"maps": 5, "env_steps": 0, "notes": 0}, [])
-    now = 102.0
-    found = rates.of({"maps": 25, "env_steps": 8, "notes": 9}, [])
+    rates.begin({"maps": 5, "env_steps": 0, "notes": 0}, 100.0, [])
+    found = rates.of({"maps": 25, "env_steps": 8, "notes": 9}, 102.0, [])
     assert found["maps_per_s"] == 10 and found["env_steps_per_s"] == 4 and "notes_per_s" not in found
 
 

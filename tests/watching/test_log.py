@@ -165,7 +165,8 @@ def test_tensorboard_reads_our_events_and_they_equal_the_json_lines(tmp_path: Pa
         x = json.loads(text)
         for name, value in x.items():
             if name not in ("env_steps", "time_s") and isinstance(value, int | float):
-                expected.setdefault(name, []).append((x["env_steps"], float(np.float32(value))))
+                at = x["eval_env_steps"] if name.startswith("eval_") else x["env_steps"]  # of the weights that played
+                expected.setdefault(name, []).append((at, float(np.float32(value))))
     assert {"loss", "eval_return", "train_return", "env_steps_per_s", "learner_steps"} <= set(expected)
     assert scalars(run.path) == expected
 

@@ -56,6 +56,9 @@ def test_a_curve_is_the_greedy_returns_or_else_the_exploring_ones(tmp_path: Path
     curve = read_curve(both)
     assert curve.greedy and curve.env_steps.tolist() == [20, 30] and curve.returns.tolist() == [7, 9]
     assert curve.time_s.tolist() == [0.2, 0.3]
+    own = {"eval_env_steps": 15, "eval_time_s": 0.125}  # of the weights that played
+    curve = read_curve(written(tmp_path / "c", [{"env_steps": 20, "eval_return": 7.0, **own}]))
+    assert curve.env_steps.tolist() == [15] and curve.time_s.tolist() == [0.125] and curve.returns.tolist() == [7]
     curve = read_curve(written(tmp_path / "b", [{"env_steps": 10, "train_return": 1.0}, {"env_steps": 20}]))
     assert not curve.greedy and curve.returns.tolist() == [1]
 

@@ -135,10 +135,10 @@ class Actor:
         self.counters.add("env_steps", int(applied))
         if ended:
             for lane in np.flatnonzero(record["last"]):
-                if group.clean[lane]:
-                    self.returns.append(float(group.returns[lane]))
-                    self.lengths.append(int(group.lengths[lane]))
-                    self.counters.add("episodes", 1)
+                self.returns.append(float(group.returns[lane]))
+                self.lengths.append(int(group.lengths[lane]))
+                self.counters.add("episodes", 1)
+                self.counters.add("bad_episodes", int(not group.clean[lane]))
             group.clear(record["last"])
         return True
 
@@ -147,10 +147,7 @@ class Actor:
         bad = sum(group.envs.bad for group in self.groups.values())
         self.counters.add("bad_observations", bad - self._bad)
         self._bad = bad
-        metrics = {
-            "episodes": float(self.counters.get("episodes")),
-            "bad_observations": float(self.counters.get("bad_observations")),
-        }
+        metrics = {name: float(self.counters.get(name)) for name in ("episodes", "bad_episodes", "bad_observations")}
         if self.returns:
             metrics["train_return"] = float(np.mean(self.returns))
             metrics["train_length"] = float(np.mean(self.lengths))
@@ -177,12 +174,13 @@ class Group:
         self.ending = self.ended = False
         self.returns = np.zeros(envs.n)
         self.lengths = np.zeros(envs.n, np.int64)
-        self.clean = np.ones(envs.n, np.bool_)  # no bad observation in this episode so far
+        self.clean = np.ones(envs.n, np.bool_)  # nothing of this episode was dropped so far
 
     def begin(self, seed: int) -> None:
         self.record = self.envs.reset(seed)
         self.ending = self.ended = False
         self.clear(np.ones(self.envs.n, np.bool_))
+        self.clean &= self.record["valid"]
 
     def clear(self, lanes: Array) -> None:
         self.returns[lanes] = 0
@@ -204,8 +202,9 @@ def _account(reward: Array, first: Array, valid: Array, last: Array, returns: Ar
 
 
 class Evaluation(NamedTuple):
-    returns: list[float]
+    returns: list[float]  # sums of the finite rewards
     lengths: list[int]
+    bad_episodes: int = 0  # that had observations or rewards which were dropped
 
     @property
     def mean_return(self) -> float:
@@ -232,9 +231,11 @@ def evaluate(
     share = np.array([(episodes + lane) // envs.n for lane in range(envs.n)])
     returns: list[list[float]] = [[] for _ in range(envs.n)]
     lengths: list[list[int]] = [[] for _ in range(envs.n)]
+    bad_episodes = 0
     total, length = np.zeros(envs.n), np.zeros(envs.n, np.int64)
     policy.reset(0)
     record = envs.reset(seed)
+    clean = record["valid"].copy()  # nothing of this episode was dropped so far
     waiting = np.zeros(envs.n, np.bool_)  # for the next episode to begin, after a long one was cut off
     for _ in range(2 * max_length * int(share.max())):
         if stopping():
@@ -245,19 +246,25 @@ def evaluate(
         waiting &= ~record["first"]
         total += record["reward"]
         length += ~previous["last"]
+        clean &= record["valid"]
         for lane in np.flatnonzero(record["last"] | (length >= max_length)):
             if len(returns[lane]) < share[lane] and not waiting[lane]:
                 returns[lane].append(float(total[lane]))
                 lengths[lane].append(int(length[lane]))
+                bad_episodes += not clean[lane]
             waiting[lane] |= not record["last"][lane]
-            total[lane], length[lane] = 0, 0
+            total[lane], length[lane], clean[lane] = 0, 0, True
         if all(len(done) == wanted for done, wanted in zip(returns, share, strict=True)):
             break
-    return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane])
+    return Evaluation([x for lane in returns for x in lane], [x for lane in lengths for x in lane], bad_episodes)
 
 
 class Evaluator:
-    """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own."""
+    """A worker: every `every` env steps it plays greedy episodes with the newest weights, in environments of its own.
+
+    All episodes of an evaluation are played by one version of the weights, which the policy takes before it and keeps. What
+    is reported with the returns are the updates, the env steps and the time of that version.
+    """
 
     METRICS: ClassVar = EVALUATOR
 
@@ -266,9 +273,10 @@ class Evaluator:
     ) -> None:
         self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
         self.max_length = max_length
+        policy.refresh = 0
         self.envs = envs(min(episodes, 16))
         self.next = 0  # env steps; 0: not known yet
-        self.latest: Evaluation | None = None
+        self.latest: dict[str, float] = {}  # metrics of an evaluation that was not reported yet
 
     def step(self) -> bool:
         steps = self.counters.get("env_steps")
@@ -279,7 +287,8 @@ class Evaluator:
         seed = derive(self.seed, "evaluation", self.counters.get("evaluations") + 1)
         found = evaluate(self.envs, self.policy, self.episodes, seed, self.max_length, lambda: self.counters.stopping)
         if found is not None:  # None: the run stops; a resumed run repeats this evaluation
-            self.latest = found
+            self.latest = {"eval_return": found.mean_return, "eval_length": found.mean_length}
+            self.latest |= {"eval_bad_episodes": found.bad_episodes, **self._version()}
             # Actors may have passed several evaluation points meanwhile; skip all but the newest.
             steps = self.counters.get("env_steps")
             self.next = max(self.next + self.every, steps // self.every * self.every)
@@ -288,10 +297,15 @@ class Evaluator:
 
     def metrics(self) -> dict[str, float]:
         """The newest evaluation, once."""
-        latest, self.latest = self.latest, None
-        if latest is None:
+        latest, self.latest = self.latest, {}
+        return latest
+
+    def _version(self) -> dict[str, float]:
+        """Of which weights the evaluation was; empty if they do not say."""
+        env_steps, published_at = self.policy.when
+        if env_steps < 0:
             return {}
-        return {"eval_return": latest.mean_return, "eval_length": latest.mean_length}
+        return {"eval_learner_steps": self.policy.version, "eval_env_steps": env_steps, "eval_published_at": published_at}
 
     def state(self) -> dict[str, Any]:
         return {"next": self.next}

@@ -56,7 +56,7 @@ class NetworkPolicy(Policy):
     counters: Counters
     explore: Explore | Array | float  # a schedule, one amount for each environment, or one for all: an evaluation
     seed: int
-    refresh: int = 1  # forward passes between two pulls
+    refresh: int = 1  # forward passes between two pulls; 0: it never pulls by itself, as in an evaluation
     device: str = "cpu"
 
     due = math.inf
@@ -67,6 +67,7 @@ class NetworkPolicy(Policy):
         self.net = self.algorithm.network(self.env).to(self.device).requires_grad_(False).eval()
         self.vector = flatten(self.net)
         self.version = -1
+        self.when: tuple[int, float] = (-1, math.nan)  # `env_steps` and `published_at` of the weights
         self.steps = 0  # forward passes
         self._ready: dict[int, Tree] = {}  # answers by group
         self._explored = np.zeros(0)  # how much each environment explored last
@@ -84,13 +85,13 @@ class NetworkPolicy(Policy):
         """Takes the newest weights, unless it has them."""
         newer = self.params.pull(self.version)
         if newer is not None:
-            self.version = newer.version
+            self.version, self.when = newer.version, (newer.env_steps, newer.published_at)
             vector = newer.vector if newer.vector.flags.writeable else newer.vector.copy()
             self.vector.copy_(torch.from_numpy(vector))
 
     def pull_if_due(self) -> None:
         """Counts one forward pass; pulls before every `refresh`-th."""
-        if self.steps % self.refresh == 0:
+        if self.refresh and self.steps % self.refresh == 0:
             self.pull()
         self.steps += 1
 
@@ -157,8 +158,7 @@ class LocalPolicy(NetworkPolicy):
         return True
 
     def reset(self, group: int) -> None:
-        self.pull()
-        self.steps = 0  # pulls stay in step with the blocks that follow a reset
+        self.steps = 0  # the next pass pulls: pulls stay in step with the blocks that follow a reset
         self._history.pop(group, None)
         self._state.pop(group, None)
         self._ready.pop(group, None)

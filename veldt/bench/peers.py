@@ -14,6 +14,7 @@ from veldt.errors import UserError
 from veldt.program import Program
 from veldt.runtime import Nodes
 from veldt.runtime.local.local import Local
+from veldt.watching.sinks import evaluations
 
 WARM_S = 2.0
 GAUGE_S = 0.25
@@ -57,7 +58,7 @@ def train(recipe: str, seed: int, eval_every: int) -> tuple[float, float]:
         lines = [json.loads(line) for line in Path(directory, "run", "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if "first_update_s" in line)
     began = first["first_update_s"] - first["first_update_time_s"]  # when the run's clock started
-    solved = (began + line["time_s"] for line in lines if (line.get("eval_return") or 0) >= SOLVED)
+    solved = (began + point.time_s for point in evaluations(lines) if point.mean_return >= SOLVED)
     return first["first_update_s"], next(solved, NEVER)
 
 

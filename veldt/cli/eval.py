@@ -27,7 +27,7 @@ class Eval:
     epsilon: float | None = None
     """Fraction of random actions (default: eval.epsilon of the run)."""
     json: bool = False
-    """Print one JSON object on the last line: mean_return, returns, mean_length."""
+    """Print one JSON object on the last line: mean_return, returns, mean_length, bad_episodes."""
     video: Path | None = None
     """Record an episode to this file (.gif or .mp4)."""
 
@@ -44,10 +44,15 @@ def run(argv: list[str]) -> int:
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
         f"mean length {result.mean_length:.1f}"
     )
+    if result.bad_episodes:
+        print(
+            f"{result.bad_episodes} of these episodes had observations or rewards that are not finite, or outside their "
+            "space: the policy got zeros for such observations, and returns are the sums of the finite rewards"
+        )
     if args.video is not None:
         frames = record_video(Run(args.run), args.video, args.seed, epsilon=args.epsilon)
         print(f"{args.video}: {frames} frames")
     if args.json:
         numbers = {"mean_return": result.mean_return, "returns": result.returns, "mean_length": result.mean_length}
-        print(json.dumps(numbers))
+        print(json.dumps(numbers | {"bad_episodes": result.bad_episodes}))
     return 0

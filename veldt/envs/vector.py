@@ -13,7 +13,7 @@ from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, ArraySpec, Tree, spec
 
 RETURN_ENDS = "veldt.return_ends"  # key of `info`: bool [n], where the return ends though the episode continues
-BAD_IN_A_ROW = 100  # steps of bad observations from one environment before the run stops
+BAD_IN_A_ROW = 100  # bad rows of one environment, without a good one but of resets between them, before the run stops
 
 log = logging.getLogger("veldt")
 
@@ -24,8 +24,9 @@ class Envs:
     The vector environment must reset in mode NEXT_STEP. Where its `info` has RETURN_ENDS, the discount is 0 there: a lost
     life in Atari ends the return, not the episode.
 
-    An observation that is not finite or outside its space, or a reward that is not finite, is dropped: its row is zeros
-    with valid=False, and `bad` counts it. After 100 in a row from one environment the run stops.
+    An observation that is not finite or outside its space, or a reward that is not finite, is dropped: it is zeros, its row
+    has valid=False, and `bad` counts it. A finite reward stays: it belongs to the return. After 100 bad rows of one
+    environment the run stops, if there was no good one between them; the observation after a reset is not one.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], name: str) -> None:
@@ -54,10 +55,9 @@ class Envs:
             raw, _ = self.env.reset(seed=min(seed % 2**31, 2**31 - self.n))
         except Exception as error:
             raise EnvError(f"{self.name}: reset raised {type(error).__name__}: {error}") from error
-        self._last = np.zeros(self.n, np.bool_)
-        self._bad_in_a_row[:] = 0
+        self._last = np.ones(self.n, np.bool_)
         step = self._record(raw, np.zeros(self.n), np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_))
-        step["first"][:] = True
+        self._last = step["last"]
         if not self._began and not step["valid"].any():
             raise UserError(f"{self.name}: the observation after reset {self._why}; fix the environment or its space.")
         self._began = True
@@ -101,7 +101,7 @@ class Envs:
             bad = ~np.isfinite(step["reward"]) | (False if bad is None else bad)
         if bad is None:
             if np.count_nonzero(self._bad_in_a_row):
-                self._bad_in_a_row[:] = 0
+                self._bad_in_a_row[~step["first"]] = 0
         else:
             self._blank(step, bad)
         return step
@@ -126,15 +126,16 @@ class Envs:
         if self.bad == 0:
             log.warning("%s: an observation %s; it is dropped and counted in bad_observations", self.name, self._why)
         self.bad += int(bad.sum())
-        self._bad_in_a_row = np.where(bad, self._bad_in_a_row + 1, 0)
+        self._bad_in_a_row = np.where(bad, self._bad_in_a_row + 1, self._bad_in_a_row * step["first"])
         if self._bad_in_a_row.max() >= BAD_IN_A_ROW:
             raise UserError(
                 f"{self.name}: {BAD_IN_A_ROW} observations in a row were bad, the last one {self._why}; "
                 "fix the environment or its space."
             )
-        for name in (*self.spec.observation, "reward"):
+        for name in self.spec.observation:
             step[name] = step[name].copy()
             step[name][bad] = 0
+        step["reward"] = np.where(np.isfinite(step["reward"]), step["reward"], np.float32(0))
         step["valid"][bad] = False
 
 

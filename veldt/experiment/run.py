@@ -33,7 +33,7 @@ from veldt.learning.params import LatestParams
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
 from veldt.seeds import derive
-from veldt.watching.sinks import read_metrics
+from veldt.watching.sinks import Point, evaluations, read_metrics
 
 SMALLEST = 160  # pixels of a video; smaller frames are enlarged
 
@@ -54,6 +54,11 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
 
+    @property
+    def evaluations(self) -> list[Point]:
+        """The learning curve: the evaluations during training."""
+        return evaluations(self.metrics)
+
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep)
 
@@ -69,7 +74,10 @@ class Run:
         return policy
 
     def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
-        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind."""
+        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind.
+
+        `bad_episodes` counts those with observations or rewards that were not finite or outside their space.
+        """
         check_value("episodes", episodes, above(0))
         check_value("seed", seed, at_least(0))
         if epsilon is not None:

@@ -32,7 +32,7 @@ from veldt.watching.view import Screen
 log = logging.getLogger("veldt")
 EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted
 MEMORY_S = 2.0  # between two looks at the RAM of all processes
-LONGEST_RATE_S = 10.0  # that a rate is taken over, where lines are further apart
+SHORTEST_RATE_S, LONGEST_RATE_S = 1.0, 10.0  # that rates are taken over, where lines are closer or further apart
 
 
 class Interrupted(KeyboardInterrupt):
@@ -48,6 +48,7 @@ class Session:
         self.config, self.path, self.quiet = config, path, quiet
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # while they run
+        self.updates = 0  # of the whole run, once it has ended
 
     def run(self) -> None:
         config, prepared = self.config, prepare(self.config)
@@ -85,7 +86,7 @@ class Session:
         finally:
             self.saving.wait()
             lines.close()
-        self._conclude(resumed_from=number)
+        self._conclude(prepared, resumed_from=number)
 
     def _train(self, nodes: Nodes) -> None:
         while not self.finished(nodes):
@@ -94,6 +95,7 @@ class Session:
             nodes.step()
         if nodes.count("env_steps") > self.saving.saved_at:
             self._save_last(nodes)
+        self.updates = nodes.count("learner_steps")
 
     def finished(self, nodes: Nodes) -> bool:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
@@ -132,13 +134,17 @@ class Session:
             steps = checkpoint.manifest["env_steps"]
             self.screen.say(f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps")
 
-    def _conclude(self, resumed_from: int) -> None:
+    def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say
         if self.interrupted:
             say(f"Stopped at {self.saving.saved_at:,} env steps. Go on with: veldt resume {self.path}")
         elif resumed_from and self.saving.number == resumed_from:
             more = f"veldt resume {self.path} --steps {2 * self.config.steps}"
             say(f"This run was finished before. Evaluate with: veldt eval {self.path}; go on with: {more}")
+        elif not self.updates and "learner" in prepared.program.nodes:
+            sentence = f"The run ended without an update: {why_no_update(self.config, self.progress.latest)}."
+            log.info(sentence)
+            say(f"{sentence} Nothing was learned. Go on with: veldt resume {self.path} --steps {10 * self.config.steps}")
         else:
             say(f"Done. Evaluate with: veldt eval {self.path}")
 
@@ -149,11 +155,21 @@ class Session:
             self.nodes.stop()
 
 
+def why_no_update(config: Config, line: dict[str, Any]) -> str:
+    """`line` has the newest value of each metric."""
+    items, least, name = line.get("store_items"), config.store.min_size, "store.min_size"
+    if config.store.selector == "fifo":
+        least, name = config.learner.batch * config.learner.prefetch, "learner.batch"
+    if items is not None and items < least:
+        return f"its store had {items:,.0f} of the {least:,} items that learning starts with ({name})"
+    return "it was over before the learner's first one"
+
+
 class Progress:
     def __init__(self, prepared: Prepared, lines: Metrics) -> None:
         self.prepared, self.config, self.lines = prepared, prepared.config, lines
         config = self.config
-        self.rates = Rates(min(config.log.every, LONGEST_RATE_S), prepared.declarations)
+        self.rates = Rates(max(SHORTEST_RATE_S, min(config.log.every, LONGEST_RATE_S)), prepared.declarations)
         self.one_thread = config.topology == "single" or config.runtime == "inline"
         self.constants = {
             "actors": config.actors,
@@ -167,6 +183,7 @@ class Progress:
             "inference_device": config.central.device or config.device,
         }
         self.earlier_s = 0.0  # of the sessions before this one
+        self.latest: dict[str, Any] = {}  # the newest value of each metric
         self._began = self._last_line = time.monotonic()
         self._evaluations = self._first_step = 0
         self._evaluation_s = 0.0
@@ -178,13 +195,17 @@ class Progress:
         self._evaluations, self._first_step = nodes.count("evaluations"), nodes.count("learner_steps")
         self._evaluation_s = EVALUATION_S if nodes.live else 0.0
         nodes.metrics()  # of the time in which they stood still
-        self.rates.begin(self.clocks(nodes), nodes.resources()[0])
         self._last_line = time.monotonic()
+        self.rates.begin(self.clocks(nodes), self._last_line, nodes.resources()[0])
 
     def clocks(self, nodes: Nodes) -> dict[str, Any]:
         """What every line and every checkpoint begins with."""
         counts = {name: nodes.count(name) for name in ("env_steps", "learner_steps")}
-        return {"time_s": round(self.earlier_s + time.monotonic() - self._began, 3), **counts}
+        return {"time_s": self._time_s(time.monotonic()), **counts}
+
+    def _time_s(self, monotonic: float) -> float:
+        """Seconds of training at this time of the clock."""
+        return round(self.earlier_s + monotonic - self._began, 3)
 
     def log_if_due(self, nodes: Nodes) -> None:
         self._note_first_update(nodes)
@@ -197,8 +218,11 @@ class Progress:
         self._note_first_update(nodes)
         now = time.monotonic()
         line = self.clocks(nodes) | nodes.metrics() | (self._first_update or {})
+        if "eval_published_at" in line:
+            line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
+            line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
         line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
-        line |= self._derived(line, nodes)
+        line |= self._derived(line, nodes, now)
         if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
             line["bottleneck"] = sentence
         if self._first_update:
@@ -206,15 +230,16 @@ class Progress:
         self._last_line = now
         if not self._evaluation_s or "eval_return" in line:
             self._evaluations = nodes.count("evaluations")
+        self.latest |= line
         self.lines.write(line)
 
     def _note_first_update(self, nodes: Nodes) -> None:
         if self._first_update is None and nodes.count("learner_steps") > self._first_step:
             self._first_update = {"first_update_s": process_age(), "first_update_time_s": self.clocks(nodes)["time_s"]}
 
-    def _derived(self, line: dict[str, Any], nodes: Nodes) -> dict[str, Any]:
-        """What follows from the line before, and from the settings."""
-        out: dict[str, Any] = self.rates.of(line, nodes.resources()[0])
+    def _derived(self, line: dict[str, Any], nodes: Nodes, now: float) -> dict[str, Any]:
+        """What follows from the lines before, and from the settings. The counts of the line were read at `now`."""
+        out: dict[str, Any] = self.rates.of(line, now, nodes.resources()[0])
         if line.get("store_inserted"):
             out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
         if out.get("env_steps_per_s"):

@@ -24,7 +24,7 @@ from veldt.files import replace_text
 from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
 from veldt.watching.links import format_seconds
-from veldt.watching.sinks import read_metrics
+from veldt.watching.sinks import evaluations, read_metrics
 
 STOP_S = 60.0  # for a last checkpoint, before a run that should stop is killed
 POLL_S = 0.05
@@ -199,12 +199,12 @@ class Score:
 
 
 def score(result: dict[str, Any], lines: list[dict[str, Any]], reach: float | None) -> Score:
-    points = [line for line in lines if line.get("eval_return") is not None]
-    first = next((p for p in points if reach is not None and p["eval_return"] >= reach), None)
+    points = evaluations(lines)
+    first = next((p for p in points if reach is not None and p.mean_return >= reach), None)
     return Score(
         greedy=float(result["mean_return"]),
-        area=mean_over([p["env_steps"] for p in points], [p["eval_return"] for p in points]),
-        reached=None if first is None else (first["env_steps"], first["time_s"]),
+        area=mean_over([p.env_steps for p in points], [p.mean_return for p in points]),
+        reached=None if first is None else (first.env_steps, first.time_s),
         seconds=float(lines[-1]["time_s"]) if lines else math.nan,  # a full disk may have lost them
     )
 

@@ -187,7 +187,7 @@ class Learner:
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
         if params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
-            self.publisher.publish(0)
+            self.publisher.publish(0, counters.get("env_steps"))
 
     def step(self) -> bool:
         found = self.feed.next()
@@ -209,7 +209,7 @@ class Learner:
         if self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
         if self.steps % self.config.publish_every == 0:
-            self.publisher.publish(self.steps)
+            self.publisher.publish(self.steps, self.counters.get("env_steps"))
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
         if self.steps % DIAGNOSE_EVERY == 0:
@@ -219,7 +219,7 @@ class Learner:
     def cut(self) -> bool:
         """At a checkpoint: publishes the newest weights and drops prefetched batches, as after a resume."""
         self.feed.clear()
-        self.publisher.publish_newest(self.steps)
+        self.publisher.publish_newest(self.steps, self.counters.get("env_steps"))
         return True
 
     def _measure_lag(self, sample: Sample) -> None:
@@ -277,7 +277,8 @@ class Learner:
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
         state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
         state |= {f"optimizer/{name}": x for name, x in self.updater.state().items()}
-        return state | {"steps": self.steps, "bad": self.bad, "torch_rng": torch.get_rng_state().numpy()}
+        counts = {"steps": self.steps, "bad": self.bad, "env_steps": self.counters.get("env_steps")}
+        return state | counts | {"torch_rng": torch.get_rng_state().numpy()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         params.restore(self.net, params.under("weights/", state))
@@ -285,7 +286,8 @@ class Learner:
         self.updater.load_state(params.under("optimizer/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
-        self.publisher.publish_newest(self.steps)
+        # The state's own count: a restarted learner has older weights, and the run's counts may be restored later.
+        self.publisher.publish_newest(self.steps, int(state.get("env_steps", self.counters.get("env_steps"))))
 
 
 def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int) -> Owned:

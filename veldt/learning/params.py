@@ -1,5 +1,7 @@
 """Weights: one flat vector of a network, the service that hands out the newest, and the publisher that a learner has."""
 
+import math
+import time
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ from veldt.shared import Cell, PrivateCell
 class Weights(NamedTuple):
     version: int  # learner steps
     vector: Array  # float32 [size]
+    env_steps: int = -1  # of the run when the learner published them; -1: unknown
+    published_at: float = math.nan  # time.monotonic() then, which all processes of a host share
 
 
 class LatestParams:
@@ -24,12 +28,16 @@ class LatestParams:
         self._cell = PrivateCell() if cell is None else cell
 
     def publish(self, weights: Weights) -> None:
-        self._cell.write(weights.version, {"vector": weights.vector})
+        when = np.array([weights.env_steps, weights.published_at])
+        self._cell.write(weights.version, {"vector": weights.vector, "when": when})
 
     def pull(self, have: int) -> Weights | None:
         # Not "newer than": a restarted learner resumes from its last checkpoint, with an older version.
         found = self._cell.read(have)
-        return None if found is None else Weights(found[0], found[1]["vector"])
+        if found is None:
+            return None
+        env_steps, published_at = found[1]["when"].tolist()
+        return Weights(found[0], found[1]["vector"], int(env_steps), published_at)
 
 
 class Publisher:
@@ -42,9 +50,9 @@ class Publisher:
         # A GPU copies to pinned memory, which is reused.
         self._host = torch.empty(vector.shape, pin_memory=True) if vector.is_cuda else None
 
-    def publish(self, version: int) -> None:
-        """`version` is the number of updates of these weights."""
-        weights = Weights(version, self._finite(version))
+    def publish(self, version: int, env_steps: int) -> None:
+        """`version` is the number of updates of these weights, which the learner has after `env_steps` of the run."""
+        weights = Weights(version, self._finite(version), env_steps, time.monotonic())
         if self.lag:
             self._delayed.append(weights._replace(vector=weights.vector.copy()))
             while len(self._delayed) > 1 and self._delayed[1].version <= version - self.lag:
@@ -53,10 +61,10 @@ class Publisher:
         self.params.publish(weights)
         self.published += 1
 
-    def publish_newest(self, version: int) -> None:
+    def publish_newest(self, version: int, env_steps: int) -> None:
         """Without the lag, which starts again from these weights."""
         self._delayed.clear()
-        self.publish(version)
+        self.publish(version, env_steps)
 
     def _finite(self, version: int) -> Array:
         vector: Array = (self.vector if self._host is None else self._host.copy_(self.vector)).numpy()

@@ -7,7 +7,7 @@ A step is a flat dict of arrays. The same dict with more leading axes is an unro
                       discount  0 where t is terminal, else 1        (truncation: last=True, discount=1)
                       first     t begins an episode
                       last      t ends one; the action at t is ignored
-                      valid     False: padding, or an observation that left its space; never trained on
+                      valid     False: padding, or a row whose observation or reward was dropped; never trained on
     from the policy   action    taken AT t
                       ...       what the algorithm records beside it (q, log-prob, recurrent state)
 

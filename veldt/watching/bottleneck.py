@@ -15,15 +15,23 @@ import psutil
 from veldt.metrics import BUSY, CHAIN, PACKAGE, WAITS, Declarations
 from veldt.watching.links import Line, fractions, percent
 
-SHORTEST_S = 0.2  # the kernel counts CPU time in ticks of 10 ms: over a shorter time it is too coarse
+SHORTEST_S = 0.2  # over a shorter time a rate is too coarse: the kernel counts CPU time in ticks of 10 ms
 
 MUCH = 0.15  # fraction of its time that a link must wait to be worth a sentence
 REFUSES = 0.3  # fraction of refused blocks from which the store's limiter holds up the actors
 HIGH = 0.9  # fraction of the time, or of the cores, that counts as all of it
+FULL = 0.5  # how full the queue to the store is at least, where it holds up inference
+
+
+Mark = tuple[float, float]  # a time and a count
 
 
 class Rates:
-    """The rates of all declared counts, each over `seconds` or a little more.
+    """The rates of all declared counts, each over `seconds` to twice as long; over less only in the first `seconds`.
+
+    So a line that follows shortly after another one has the rates of about the same time: what a process reports is up to
+    a quarter of a second old, which in a short time would be many times its share. For the same reason the time of a line
+    is that at which its counts were read, and not that at which the rest of it was ready.
 
     A line may lack a count. A count that has become smaller belongs to a restarted process, and its rate starts again.
     """
@@ -31,24 +39,32 @@ class Rates:
     def __init__(self, seconds: float, declarations: Declarations = PACKAGE) -> None:
         self.seconds = seconds
         self._rates = {metric.name: metric.rate for metric in declarations.values() if metric.rate}
-        self._counts: dict[str, tuple[float, float]] = {}  # name -> (time, count) at the start of the rate
+        self._starts: dict[str, Mark] = {}  # by name: where the rate starts
+        self._next: dict[str, Mark] = {}  # where it will start, once `seconds` have passed from there
         self._cpu: tuple[float, dict[int, float]] = (0.0, {})  # time, and CPU seconds by process
 
-    def begin(self, line: dict[str, Any], pids: Iterable[int]) -> None:
-        now = time.monotonic()
-        self._counts = {name: (now, line[name]) for name in self._rates if name in line}
-        self._cpu = now, cpu_seconds(pids)
+    def begin(self, line: dict[str, Any], now: float, pids: Iterable[int]) -> None:
+        """`now` is the time.monotonic() at which the counts of the line were read."""
+        self._starts = {name: (now, line[name]) for name in self._rates if name in line}
+        self._next = dict(self._starts)
+        self._cpu = time.monotonic(), cpu_seconds(pids)
 
-    def of(self, line: dict[str, Any], pids: Iterable[int]) -> dict[str, float]:
+    def of(self, line: dict[str, Any], now: float, pids: Iterable[int]) -> dict[str, float]:
+        known = [name for name in self._rates if name in line]
+        out = {self._rates[name]: x for name in known if (x := self._rate(name, now, line[name])) is not None}
+        return out | self._cores(pids)
+
+    def _rate(self, name: str, now: float, count: float) -> float | None:
+        """None: it is not known yet."""
+        if name not in self._starts or count < self._next[name][1]:
+            self._starts[name] = self._next[name] = now, count
+        elif now - self._next[name][0] >= self.seconds:
+            self._starts[name], self._next[name] = self._next[name], (now, count)
+        since, before = self._starts[name]
+        return (count - before) / (now - since) if now - since >= SHORTEST_S else None
+
+    def _cores(self, pids: Iterable[int]) -> dict[str, float]:
         now, out = time.monotonic(), {}
-        for name, rate in self._rates.items():
-            if name not in line:
-                continue
-            since, before = self._counts.get(name, (now, line[name]))
-            if now > since and line[name] >= before:
-                out[rate] = (line[name] - before) / (now - since)
-            if name not in self._counts or line[name] < before or now - since >= self.seconds:
-                self._counts[name] = now, line[name]
         since, earlier = self._cpu
         cpu = cpu_seconds(pids)
         if now - since >= SHORTEST_S:
@@ -80,8 +96,15 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
         return ""
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
     for_data = f"The learner waits {percent(learner)} of its time for data"
-    if "policy" in waits and not refusing and learner >= MUCH:
-        return f"{for_data}; {_central(line, busy, actor, waits['policy'])}."
+    if "policy" in waits and not refusing:  # central inference: actors wait for actions, and only inference for the store
+        inference, full = waits["policy"], line.get("queue_fill", 0.0) >= FULL
+        if learner >= MUCH:
+            return f"{for_data}; {_central(line, busy, actor, inference)}."
+        if inference >= MUCH and full:
+            return _queue(line, "inference waits", "its", inference)
+        if actor >= MUCH:
+            why = _central(line, busy, actor, inference)
+            return f"{why[0].upper()}{why[1:]}."
     if max(actor, learner) < MUCH:
         return _no_waiting(line, busy, declarations)
     if min(actor, learner) >= max(MUCH, 0.5 * max(actor, learner)):
@@ -99,8 +122,12 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
             f"{_slow_learner(busy)} the actors wait {percent(actor)} of theirs for it: {change}, a smaller network, more "
             "--threads, or a GPU."
         )
+    return _queue(line, "the actors wait", "their", actor)
+
+
+def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
     return (
-        f"The queue to the store is the bottleneck: the actors wait {percent(actor)} of their time for room in it "
+        f"The queue to the store is the bottleneck: {who_waits} {percent(fraction)} of {whose} time for room in it "
         f"({percent(line.get('queue_fill', 1.0))} full when it is emptied, between two updates): raise --queue (now "
         f"{line.get('queue', 0)}), or make updates shorter with a smaller learner.batch."
     )
@@ -118,7 +145,7 @@ def _one_thread(line: Line, busy: dict[str, float]) -> str:
 
 
 def _central(line: Line, busy: dict[str, float], actor: float, inference: float) -> str:
-    """Why the learner waits, if one process computes the actions of all actors. The numbers are what these two wait."""
+    """Why there is no more data, if one process computes the actions of all actors. The numbers are what these two wait."""
     batch = f"{line.get('inference_batch', 0):.0f} of {line.get('envs', 0):.0f} environments at once"
     if _all_cores(line) and inference >= MUCH:
         return f"all {line['cores']} cores are busy: faster environments or more cores"
@@ -127,12 +154,12 @@ def _central(line: Line, busy: dict[str, float], actor: float, inference: float)
         if line.get("inference_device", "cpu") == "cpu":
             smaller = "a smaller network, or a GPU with --central.device cuda"
         return (
-            f"inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}): more --envs-per-actor for "
-            f"larger batches, {smaller}"
+            f"inference is the bottleneck, busy {percent(1 - inference)} of its time ({batch}) while the actors wait "
+            f"{percent(actor)} of theirs for it: more --envs-per-actor for larger batches, {smaller}"
         )
     if actor < max(MUCH, 0.5 * inference):
         env, actors = percent(busy.get("environments", 0.0)), line.get("actors", 1)
-        return f"the actors spend {env} of theirs in environments: add --actors (now {actors})"
+        return f"the actors spend {env} of their time in environments: add --actors (now {actors})"
     return (
         f"actors and inference wait for each other ({percent(actor)} and {percent(inference)} of their time, {batch}): "
         "more --central.groups or --envs-per-actor, or a shorter --central.wait-ms"

@@ -11,7 +11,7 @@ from veldt.errors import UserError
 from veldt.machine import format_bytes
 from veldt.records.tree import Array
 from veldt.watching.links import number
-from veldt.watching.sinks import read_metrics
+from veldt.watching.sinks import Point, evaluations, read_metrics
 
 
 def read_lines(run: Path) -> list[dict[str, Any]]:
@@ -32,10 +32,11 @@ class Curve:
     def read(cls, path: Path) -> Self:
         """Without its settings."""
         lines = read_lines(path)
-        for key in ("eval_return", "train_return"):  # greedy evaluations, or exploring episodes if there are none
-            if points := [line for line in lines if line.get(key) is not None]:
-                steps, seconds, returns = (np.array([p[c] for p in points], float) for c in ("env_steps", "time_s", key))
-                return cls({}, steps, seconds, returns, key == "eval_return")
+        greedy, explored = evaluations(lines), [line for line in lines if line.get("train_return") is not None]
+        # Exploring episodes if there are no evaluations.
+        if points := greedy or [Point(line["env_steps"], line["time_s"], line["train_return"]) for line in explored]:
+            steps, seconds, returns = np.array(points, float).T
+            return cls({}, steps, seconds, returns, bool(greedy))
         raise UserError(f"{path} has no returns yet; train it for longer.")
 
 

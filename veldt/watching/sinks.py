@@ -12,10 +12,10 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from veldt.errors import UserError
 
@@ -68,6 +68,24 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+class Point(NamedTuple):
+    """A point of a learning curve."""
+
+    env_steps: float
+    time_s: float
+    mean_return: float
+
+
+def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Each at the env steps and the time of the weights that played. Lines of older versions lack these; then it is at
+    those of the line, which was written when the evaluation had ended."""
+    return [
+        Point(line.get("eval_env_steps", line["env_steps"]), line.get("eval_time_s", line["time_s"]), line["eval_return"])
+        for line in lines
+        if line.get("eval_return") is not None
+    ]
+
+
 LARGEST = 3.4e38  # of the numbers that a float32 can hold
 
 
@@ -81,12 +99,20 @@ class TensorBoard:
         self._event(_field(3, b"brain.Event:2"))
 
     def write(self, line: dict[str, Any]) -> None:
+        """What an evaluation found is at the env steps of its weights."""
+        numbers = {name: x for name, x in line.items() if isinstance(x, int | float)}
+        evaluated = {name: x for name, x in numbers.items() if name.startswith("eval_")}
+        self._scalars({name: x for name, x in numbers.items() if name not in evaluated}, int(line["env_steps"]))
+        if evaluated:
+            self._scalars(evaluated, int(line.get("eval_env_steps", line["env_steps"])))
+
+    def _scalars(self, numbers: dict[str, float], env_steps: int) -> None:
         values = b""
-        for name, x in line.items():
-            if isinstance(x, int | float) and name not in ("env_steps", "time_s"):
+        for name, x in numbers.items():
+            if name not in ("env_steps", "time_s"):
                 single = max(-LARGEST, min(LARGEST, x)) if math.isfinite(x) else x
                 values += _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", single))
-        self._event(b"\x10" + _varint(int(line["env_steps"])) + _field(5, values))
+        self._event(b"\x10" + _varint(env_steps) + _field(5, values))
 
     def _event(self, body: bytes) -> None:
         body = b"\x09" + struct.pack("<d", time.time()) + body

@@ -24,7 +24,11 @@ HIGH = 0.9  # fraction of the time from which a link may be the slowest
 PLAIN_EVERY = 5.0  # seconds between two plain lines; every evaluation is printed
 ADVICE_EVERY = 10.0  # seconds between two sentences about the bottleneck in plain lines
 COUNTS = {"learner_steps": "updates", "episodes": "episodes", "evaluations": "evaluations"}
-NUMBERS = {"greedy return": "{eval_return:.1f}", "exploring return": "{train_return:.1f}", "loss": "{loss:.4g}"}
+NUMBERS = {
+    "greedy return": "{eval_return:.1f}[ at {eval_env_steps}]",
+    "exploring return": "{train_return:.1f}",
+    "loss": "{loss:.4g}",
+}
 MEMORY = ("memory_bytes", "memory_planned")
 KINDS = ("actor", "inference", "learner", "evaluator")  # of processes, in the order in which they are shown
 
@@ -144,6 +148,7 @@ def _cpu(line: Line) -> str:
 
 PLAIN = {  # what a plain line shows
     "eval_return": "greedy {:.1f}",
+    "eval_env_steps": "of {:,.0f} steps",
     "train_return": "exploring {:.1f}",
     "loss": "loss {:.3g}",
     "epsilon": "epsilon {:.2f}",

@@ -25,7 +25,7 @@ lz4: Any = None  # where it is not installed
 with contextlib.suppress(ImportError):
     lz4 = importlib.import_module("lz4.block")
 
-PROTOCOL = 3
+PROTOCOL = 4
 HEADER = struct.Struct("<BBBB4xqq")  # kind, channel, format, flags, number, ack; the arrays after it are aligned
 HELLO, WELCOME, DATA, ACK, HEARTBEAT, WANT, VALUE, REPORT, LEAVE, END = KINDS = range(1, 11)
 LZ4 = 1  # flag: the payload is compressed
