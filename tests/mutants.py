@@ -1396,6 +1396,14 @@ MUTANTS = [
         (DISTRIBUTIONS + "test_probabilities_are_their_definition_and_add_up_to_one",),
     ),
     Mutant(
+        "variance-below-zero",
+        "RMSProp takes the root of a variance that cancellation made negative.",
+        "learning/optim.py",
+        "max(s[i] - m[i] * m[i], np.float32(0))",
+        "(s[i] - m[i] * m[i])",
+        (OPTIM + "test_the_variance_of_a_constant_gradient_is_not_negative",),
+    ),
+    Mutant(
         "uncentered-is-centered",
         "RMSProp that should not be centred subtracts the mean anyway.",
         "learning/optim.py",

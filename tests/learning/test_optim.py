@@ -79,6 +79,20 @@ def test_rmsprop_is_the_formula(momentum: float, centered: bool, kind: type[torc
     np.testing.assert_allclose(ours.numpy(), w, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_the_variance_of_a_constant_gradient_is_not_negative(kind: type[torch.Tensor]) -> None:
+    """It tends to 0, so that a step tends to lr * g / sqrt(eps); in float32 the averages' difference falls below 0."""
+    gradient = torch.tensor([1.0, 2.7, -3.0, 1_000.0])
+    weights = torch.zeros(4)
+    optimizer = optim.RMSProp(weights.as_subclass(kind), gradient, eps=1.5e-7, decay=0.95)
+    for _ in range(2_000):
+        before = weights.clone()
+        optimizer.step(1e-3)
+    assert weights.isfinite().all()
+    assert ((weights - before).sign() == -gradient.sign()).all()
+    assert ((weights - before).abs() <= 1.01e-3 * gradient.abs() / math.sqrt(1.5e-7)).all()
+
+
 def test_uncentered_rmsprop_by_hand() -> None:
     """One step from zero: the mean of squares is (1 - decay) g^2, and nothing is subtracted from it."""
     weights, gradient = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, -4.0, 0.0])

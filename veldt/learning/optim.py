@@ -70,7 +70,10 @@ class Adam(Optimizer):
 
 
 class RMSProp(Optimizer):
-    """delta = lr * g / sqrt(E[g^2] - E[g]^2 + eps), epsilon inside the root (Mnih et al. 2015; not centred: A3C)."""
+    """delta = lr * g / sqrt(E[g^2] - E[g]^2 + eps), epsilon inside the root (Mnih et al. 2015; not centred: A3C).
+
+    The difference of the two averages is a variance; in float32 it may come out below 0, which counts as 0.
+    """
 
     def __init__(
         self, weights: Tensor, gradient: Tensor, eps: float, decay: float, momentum: float = 0.0, centered: bool = True
@@ -89,7 +92,7 @@ class RMSProp(Optimizer):
         spread = square
         if self.centered:
             mean.lerp_(self.gradient, 1 - self.decay)
-            spread = square.addcmul(mean, mean, value=-1)
+            spread = square.addcmul(mean, mean, value=-1).clamp_min_(0)
         step = self.gradient / spread.add(self.eps).sqrt_()
         if self.momentum:
             step = velocity.mul_(self.momentum).add_(step)
@@ -120,7 +123,7 @@ def _rmsprop(
         if centered:  # otherwise the mean stays 0
             m[i] += c * (g[i] - m[i])
         s[i] = decay * s[i] + c * g[i] * g[i]
-        v[i] = momentum * v[i] + g[i] / np.sqrt(s[i] - m[i] * m[i] + eps)
+        v[i] = momentum * v[i] + g[i] / np.sqrt(max(s[i] - m[i] * m[i], np.float32(0)) + eps)
         w[i] -= lr * v[i]
 
 
