@@ -1404,6 +1404,14 @@ MUTANTS = [
         (OPTIM + "test_the_variance_of_a_constant_gradient_is_not_negative",),
     ),
     Mutant(
+        "epsilon-of-a-summed-gradient",
+        "DQN adds the epsilon of the authors' summed gradient to the variance of a mean gradient.",
+        "experiment/recipes.py",
+        "eps=0.01 / 32**2",
+        "eps=0.01",
+        ("tests/experiment/test_papers_optimizers.py::test_a_thousand_updates_are_those_of_the_paper",),
+    ),
+    Mutant(
         "uncentered-is-centered",
         "RMSProp that should not be centred subtracts the mean anyway.",
         "learning/optim.py",

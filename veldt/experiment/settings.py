@@ -170,7 +170,7 @@ SCOPES = (
         "a replay store with --store.samples-per-insert",
     ),
     Scope(
-        ("learner.decay", "learner.momentum", "learner.centered"),
+        ("learner.decay", "learner.centered", "learner.square_start"),
         lambda c: c.learner.optimizer == "rmsprop",
         "--learner.optimizer rmsprop",
     ),
