@@ -1065,6 +1065,14 @@ MUTANTS = [
         (NETS + "test_uint8_is_scaled_to_one_and_other_numbers_are_taken_as_they_are",),
     ),
     Mutant(
+        "dueling-streams-share-a-layer",
+        "The two streams of a dueling network are linear layers on one shared hidden layer.",
+        "algorithms/dqn.py",
+        "last=not self.dueling)\n            hidden = torso.width if self.dueling else 0",
+        "last=True)\n            hidden = 0",
+        (DQN + "test_the_dueling_network_for_atari_is_wang_et_als",),
+    ),
+    Mutant(
         "dueling-without-the-mean",
         "The dueling head adds value and advantages, and does not subtract their mean.",
         "nets/networks.py",

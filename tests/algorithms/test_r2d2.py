@@ -960,6 +960,16 @@ def test_the_paper_settings_are_the_defaults() -> None:
     assert of.clip_reward == 0
 
 
+def test_the_network_for_atari_has_the_papers_layers() -> None:
+    """Nature's convolutions and its 512; an LSTM of 512 over them, the last action and reward; two streams of 512."""
+    screen = EnvSpec("atari", {"obs": spec((84, 84), np.uint8)}, spec((), np.int64), spaces.Discrete(18))
+    torso = (4 * 8 * 8 * 32 + 32) + (32 * 4 * 4 * 64 + 64) + (64 * 3 * 3 * 64 + 64) + (64 * 7 * 7 * 512 + 512)
+    lstm = 4 * 512 * ((512 + 18 + 1) + 512 + 2)
+    streams = 2 * (512 * 512 + 512) + (512 * 18 + 18) + (512 + 1)
+    net = R2D2(history=4).network(screen)
+    assert sum(p.numel() for p in net.parameters()) == torso + lstm + streams
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -43,7 +43,7 @@ class NormedMLP(nn.Module):
 class QHead(nn.Module):
     """[..., features] -> [..., actions]. Dueling: q = v + a - mean over actions of a (Wang et al. 2016).
 
-    With `hidden`, value and advantages each have a hidden layer of that size.
+    With `hidden`, value and advantages each have a hidden layer of that size: Wang et al.'s have 512 on the convolutions.
     """
 
     def __init__(self, features: int, actions: int, dueling: bool, hidden: int = 0) -> None:
