@@ -1283,6 +1283,14 @@ MUTANTS = [
         (VTRACE + "test_every_setting_does_what_its_definition_does[one-step]",),
     ),
     Mutant(
+        "last-reward-always-clipped",
+        "R2D2's LSTM gets the last reward clipped to [-1, 1], so that large rewards look alike.",
+        "algorithms/r2d2.py",
+        "self.clip_last_reward) if self.clip_last_reward else reward",
+        "self.clip_last_reward) if self.clip_last_reward else reward.clamp(-1, 1)",
+        (LEARNED,),
+    ),
+    Mutant(
         "last-action-not-shifted",
         "An LSTM is told the action that is about to be taken instead of the last one.",
         "algorithms/base.py",

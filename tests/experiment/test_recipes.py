@@ -56,6 +56,15 @@ def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
     assert (config.actor.refresh, config.actor.epsilon, config.actor.alpha, config.protocol) == (400, 0.4, 7.0, "r2d2")
 
 
+def test_r2d3_has_the_sequences_of_its_paper() -> None:
+    """Gulcehre et al. 2020: sequences of 80 that overlap by 40, begin with a state of zero and a burn-in of 40."""
+    config = recipes.make("r2d3", "ALE/Pong-v5")
+    of = config.algorithm
+    assert of.burn_in + of.length == 80 and of.burn_in + of.length - of.stride == 40 and of.burn_in == 40
+    assert not of.stored_state and (of.n, of.gamma, of.eta) == (5, 0.997, 0.9)
+    assert (config.demo_ratio, config.store.alpha, config.store.beta, config.learner.batch) == (1 / 256, 0.9, 0.6, 64)
+
+
 def test_r2d3_asks_for_demonstrations() -> None:
     with pytest.raises(UserError, match="give their directory with --demos"):
         settings.check(recipes.make("r2d3"))
@@ -213,6 +222,7 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
         ("apex-dqn", {"gate.seats": 3}, "gate.seats .* --gate.listen"),
         ("apex-dqn", {"gate.compress": True}, "gate.compress .* --transport grpc"),
         ("r2d2", {"demo_ratio": 0.5}, "demo_ratio .* --demos"),
+        ("r2d2", {"algorithm.lstm": 0, "algorithm.clip_last_reward": 1.0}, "algorithm.clip_last_reward .* an LSTM"),
         ("impala", {"store.actors_wait": False}, "store.actors_wait .* a replay store"),
     ],
     ids=str,

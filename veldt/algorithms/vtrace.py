@@ -5,7 +5,7 @@ paper                                       here                                
 unrolls of n steps, each used once          `unroll`; the store is a queue
 behaviour policy mu                         the column `logits`, recorded with each action
 rho_t, c_t                                  `ratio`, clipped                     min(1, pi(a_t | x_t) / mu(a_t | x_t))
-  their clips, 1 in the paper               `clip_rho`, `clip_c`; `clip_pg` for the rho_s of the policy gradient, as in its code
+their clips, 1 in the paper                 `clip_rho`, `clip_c`; `clip_pg` for the rho_s of the policy gradient (its code)
 value target v_s                            `returns.vtrace`                     (1)
 policy-gradient advantage                   `returns.vtrace`                     rho_s (r_s + gamma v_{s+1} - V(x_s))
 loss                                        -A log pi + baseline_cost (v - V)^2 / 2 - entropy_cost H(pi)
