@@ -196,7 +196,7 @@ MUTANTS = [
     ),
     Mutant(
         "no-op-starts-beside-sticky-actions",
-        "Episodes begin with no-ops in the protocol of sticky actions too.",
+        "Episodes begin with no-ops in the protocols of sticky actions too.",
         "envs/atari.py",
         "noop_max=protocol.noops",
         "noop_max=30",
@@ -209,6 +209,14 @@ MUTANTS = [
         "frameskip=protocol.frame_skip",
         "frameskip=1",
         (PROTOCOL,),
+    ),
+    Mutant(
+        "frame-skip-of-another-paper",
+        "Every protocol skips four frames, Machado et al.'s too.",
+        "envs/atari.py",
+        "frameskip=protocol.frame_skip",
+        "frameskip=4",
+        (ATARI + "test_every_protocol_equals_gymnasiums_with_the_same_settings[machado]",),
     ),
     Mutant(
         "full-actions-swapped",
