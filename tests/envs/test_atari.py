@@ -43,7 +43,9 @@ class Reference:
             max_num_frames_per_episode=protocol.max_frames,
         )
         self.emulator = game.unwrapped
-        self.wrapped = AtariPreprocessing(game, noop_max=max(1, protocol.noops), frame_skip=protocol.frame_skip, screen_size=84)
+        self.wrapped = AtariPreprocessing(
+            game, noop_max=max(1, protocol.noops), frame_skip=protocol.frame_skip, screen_size=84
+        )
         self.env = FrameStackObservation(self.wrapped, 4, padding_type="zero")
         self.noops = Count()
 

@@ -1,7 +1,7 @@
 """Atari through ale-py's C++ vector environment: one new frame [84, 84] uint8 per step, and raw rewards.
 
-An action is repeated for four or five frames; the last two are merged by their maximum, converted to grey and resized to 84 x 84.
-Other settings of the papers are named protocols. The window stacks frames (`history`), and the loss clips rewards
+An action is repeated for four frames, or five; the last two are merged by their maximum, converted to grey and resized to
+84 x 84. Other settings of the papers are named protocols. The window stacks frames (`history`), and the loss clips rewards
 (`clip_reward`). A lost life reaches the learner as discount 0 in the middle of an episode.
 """
 
