@@ -37,7 +37,6 @@ PUBLISHED = {
     "learner.lr": 2.5e-4,
     "learner.eps": 0.01,
     "learner.decay": 0.95,
-    "learner.momentum": 0.0,
     "learner.clip_norm": 0.0,
     "learner.target_every": 1_000,
     "learner.publish_every": 8,

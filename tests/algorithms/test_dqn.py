@@ -14,6 +14,7 @@ from gymnasium import spaces
 from oracles import chi_square, earlier_episode
 from oracles import n_step as n_step_by_definition
 from torch import nn
+from torch.nn import functional as F
 
 from veldt.acting.actor import Actor
 from veldt.acting.policy import LocalPolicy
@@ -485,10 +486,51 @@ def test_a_custom_network_that_is_not_there_is_named():
         DQN(network_from=f"{__name__}:nothing_like_it").network(VECTOR)
 
 
-def test_a_dueling_network_is_made_when_asked_for():
-    plain, dueling = DQN(hidden=(8,)).network(VECTOR), DQN(hidden=(8,), dueling=True).network(VECTOR)
-    count = [sum(p.numel() for p in net.parameters()) for net in (plain, dueling)]
-    assert count == [3 * 8 + 8 + 8 * 2 + 2, 3 * 8 + 8 + 8 * 2 + 2 + 8 + 1]
+def size_of(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def test_a_dueling_mlp_has_its_last_hidden_layer_twice():
+    """One for the value and one for the advantages, on the layer below, or on the observation."""
+    value, advantages = 8 + 1, 8 * 2 + 2
+    assert size_of(DQN(hidden=(8,)).network(VECTOR)) == 3 * 8 + 8 + advantages
+    assert size_of(DQN(hidden=(8,), dueling=True).network(VECTOR)) == 2 * (3 * 8 + 8) + value + advantages
+    deep = DQN(hidden=(5, 8), dueling=True).network(VECTOR)
+    assert size_of(deep) == 3 * 5 + 5 + 2 * (5 * 8 + 8) + value + advantages
+    assert size_of(DQN(hidden=(), dueling=True).network(VECTOR)) == (3 + 1) + (3 * 2 + 2), "two linear streams"
+
+
+def test_the_dueling_network_for_atari_is_wang_et_als():
+    """Nature's convolutions [4, 84, 84] -> 64 * 7 * 7; on them two streams of 512 (Wang et al. 2016, section 4.2)."""
+    screen = EnvSpec("atari", {"obs": spec((84, 84), np.uint8)}, spec((), np.int64), spaces.Discrete(18))
+    torch.manual_seed(0)
+    net = DQN(history=4, dueling=True).network(screen)
+    convolutions = (4 * 8 * 8 * 32 + 32) + (32 * 4 * 4 * 64 + 64) + (64 * 3 * 3 * 64 + 64)
+    two = 2 * (64 * 7 * 7 * 512 + 512) + (512 * 18 + 18) + (512 + 1)
+    assert size_of(net) == convolutions + two == 3_300_019
+    screens = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    x = screens / 255
+    for layer, stride in ((net.torso.conv1, 4), (net.torso.conv2, 2), (net.torso.conv3, 1)):
+        x = F.conv2d(x, layer.weight, layer.bias, stride).clamp(min=0)
+    x = x.reshape(3, 64 * 7 * 7)
+    streams = (net.head.value, net.head.advantage)
+    v, a = ((x @ s[0].weight.T + s[0].bias).clamp(min=0) @ s[2].weight.T + s[2].bias for s in streams)
+    for q, v_s, a_s in zip(net(screens), v, a, strict=True):
+        torch.testing.assert_close(q, torch.stack([v_s[0] + one - sum(a_s) / 18 for one in a_s]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_dueling_network_for_a_dict_has_streams_on_all_of_it():
+    both = EnvSpec(
+        "both",
+        {"obs/screen": spec((10, 10, 4), np.bool_), "obs/speed": spec((3,), np.float32)},
+        spec((), np.int64),
+        spaces.Discrete(6),
+    )
+    net = DQN(hidden=(8,), dueling=True).network(both)
+    below, width = 16 * 8 * 8 + 3, 128 + 8
+    assert size_of(net) == (4 * 3 * 3 * 16 + 16) + 2 * (below * width + width) + (width * 6 + 6) + (width + 1)
+    screen, speed = torch.zeros(2, 10, 10, 4, dtype=torch.bool), torch.zeros(2, 3)
+    assert net({"screen": screen, "speed": speed}).shape == (2, 6)
 
 
 def test_dqn_refuses_what_it_cannot_learn():

@@ -220,7 +220,9 @@ def rows_by_definition(
             x = torch.relu(linear(layer, x))
         if net.core is not None:
             h, c, taken = state
-            reward = min(1.0, max(-1.0, float(rows["reward"][t])))
+            reward = float(rows["reward"][t])
+            if of.clip_last_reward:
+                reward = min(of.clip_last_reward, max(-of.clip_last_reward, reward))
             x, c = lstm_cell(torch.cat([x, taken, torch.tensor([reward]).double()]), h, c, net.core.cell)
             taken = torch.zeros(net.actions).double()
             taken[int(rows["action"][t])] = 1
@@ -298,6 +300,7 @@ CASES: dict[str, dict[str, Any]] = {
     "history, no burn-in": {"burn_in": 0, "length": 4, "stride": 2, "n": 1, "history": 3},
     "n 5": {"burn_in": 1, "length": 6, "stride": 3, "n": 5, "h_epsilon": 0.1},
     "mean": {"burn_in": 2, "length": 4, "stride": 2, "n": 2, "eta": 0.0},
+    "last reward clipped": {"burn_in": 2, "length": 4, "stride": 2, "n": 2, "clip_last_reward": 0.7},
     "largest": {"burn_in": 2, "length": 4, "stride": 2, "n": 2, "eta": 1.0},
     "epsilon 0": {"burn_in": 2, "length": 4, "stride": 2, "n": 2, "h_epsilon": 0.0},
     "clipped": {"burn_in": 2, "length": 4, "stride": 2, "n": 3, "clip_reward": 0.7},
@@ -350,7 +353,9 @@ def test_the_settings_that_should_matter_do() -> None:
     base = r2d2(**CASES["plain"])
     net, target, batch = network(base, 1), network(base, 2), random_windows(base, 14, 3)
     plain = base.loss(net, target, batch)
-    for other in (replace(base, rescaling=False), replace(base, stored_state=False), replace(base, gamma=0.5)):
+    matter: dict[str, Any] = {"rescaling": False, "stored_state": False, "gamma": 0.5, "clip_last_reward": 1.0}
+    for name, value in matter.items():
+        other = replace(base, **{name: value})
         assert abs(other.loss(net, target, batch).losses[""] - plain.losses[""]) > 1e-4
     for eta in (0.0, 1.0):
         found = replace(base, eta=eta).loss(net, target, batch)
@@ -617,7 +622,7 @@ def test_the_state_moves_on_with_the_action_that_was_taken() -> None:
 
 
 def row_reward(rows: Any, i: int) -> torch.Tensor:
-    return rows["reward"][i].double().clamp(-1, 1)
+    return rows["reward"][i].double()
 
 
 def test_without_an_lstm_nothing_but_the_observation_matters() -> None:
@@ -957,7 +962,17 @@ def test_the_paper_settings_are_the_defaults() -> None:
     of = R2D2()
     assert (of.gamma, of.n, of.burn_in, of.length, of.stride, of.eta) == (0.997, 5, 40, 80, 40, 0.9)
     assert (of.h_epsilon, of.lstm, of.head, of.rescaling, of.stored_state) == (1e-3, 512, 512, True, True)
-    assert of.clip_reward == 0
+    assert of.clip_reward == of.clip_last_reward == 0
+
+
+def test_the_network_for_atari_has_the_papers_layers() -> None:
+    """Nature's convolutions and its 512; an LSTM of 512 over them, the last action and reward; two streams of 512."""
+    screen = EnvSpec("atari", {"obs": spec((84, 84), np.uint8)}, spec((), np.int64), spaces.Discrete(18))
+    torso = (4 * 8 * 8 * 32 + 32) + (32 * 4 * 4 * 64 + 64) + (64 * 3 * 3 * 64 + 64) + (64 * 7 * 7 * 512 + 512)
+    lstm = 4 * 512 * ((512 + 18 + 1) + 512 + 2)
+    streams = 2 * (512 * 512 + 512) + (512 * 18 + 18) + (512 + 1)
+    net = R2D2(history=4).network(screen)
+    assert sum(p.numel() for p in net.parameters()) == torso + lstm + streams
 
 
 @pytest.mark.parametrize(
@@ -970,6 +985,7 @@ def test_the_paper_settings_are_the_defaults() -> None:
         ({"lstm": -1}, "lstm must not be negative, but it is -1"),
         ({"head": -1}, "head must not be negative, but it is -1"),
         ({"hidden": (8, 0)}, "hidden must be greater than 0, not 0"),
+        ({"clip_last_reward": -1.0}, "clip_last_reward must not be negative"),
         ({"eta": 1.1}, "eta must be from 0 to 1"),
         ({"eta": float("nan")}, "eta must be from 0 to 1"),
         ({"h_epsilon": -0.1}, "0 <= h_epsilon < 1"),

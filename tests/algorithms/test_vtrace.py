@@ -411,14 +411,15 @@ def loss_by_definition(of: VTraceActorCritic, net: PolicyAndValue, batch: Batch)
         ratio = [torch.exp(log_pi[t] - log_mu[t]).item() for t in range(of.unroll)]
         reward = [max(-x, min(x, float(r))) if (x := of.clip_reward) else float(r) for r in rows["reward"][at:]]
         value = [scale * row.value.item() for row in outputs]
-        trusted, clip = (ratio, of.clip_rho) if of.correction == "vtrace" else ([1.0] * of.unroll, 1.0)
+        trusted = ratio if of.correction == "vtrace" else [1.0] * of.unroll
+        rho, c, pg = (of.clip_rho, of.clip_c, of.clip_pg) if of.correction == "vtrace" else (1.0, 1.0, 1.0)
         columns = (value, reward, rows["discount"][at:], trains, trusted)
-        how = (of.gamma, of.trace, clip, of.clip_c if of.correction == "vtrace" else 1.0)
+        how = (of.gamma, of.trace, rho, c)
         for t in np.flatnonzero(trains):
             target = target_by_definition(*columns, t, *how)
-            advantage = advantage_by_definition(*columns, t, *how, clip)
+            advantage = advantage_by_definition(*columns, t, *how, pg)
             if of.correction == "one-step":
-                advantage *= min(of.clip_rho, ratio[t])
+                advantage *= min(of.clip_pg, ratio[t])
             total = total + of.baseline_cost * 0.5 * (target / scale - outputs[t].value) ** 2
             total = total - advantage / scale * log_pi[t] - of.entropy_cost * distribution.entropy(outputs[t].pi)
             count += 1
@@ -465,12 +466,14 @@ HOWS: dict[str, dict[str, Any]] = {
     "clipped rewards": {"clip_reward": 0.5},
     "wide": {"clip_rho": 3.0, "clip_c": 2.0},
     "narrow": {"clip_rho": 0.7, "clip_c": 0.5},
+    "wide policy gradient": {"clip_pg": 3.0},
+    "narrow policy gradient": {"clip_rho": 3.0, "clip_pg": 0.5},
     "lambda": {"trace": 0.6},
     "none": {"correction": "none"},
     "none, narrow": {"correction": "none", "clip_rho": 0.6, "clip_c": 0.5},
     "one-step": {"correction": "one-step"},
-    "one-step, wide": {"correction": "one-step", "clip_rho": 3.0},
-    "one-step, narrow": {"correction": "one-step", "clip_rho": 0.6, "clip_c": 0.5},
+    "one-step, wide": {"correction": "one-step", "clip_pg": 3.0},
+    "one-step, narrow": {"correction": "one-step", "clip_rho": 3.0, "clip_pg": 0.6},
     "costs": {"baseline_cost": 2.0, "entropy_cost": 1.0},
     "unrolls of one step": {"unroll": 1},
 }
@@ -844,6 +847,7 @@ def test_a_dict_observation_reaches_the_network_stacked_by_key() -> None:
         {"gamma": 1.5},
         {"trace": -0.1},
         {"clip_rho": -1.0},
+        {"clip_pg": -1.0},
         {"clip_reward": float("nan")},
         {"entropy_cost": -0.01},
         {"baseline_cost": -0.5},

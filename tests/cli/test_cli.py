@@ -54,8 +54,8 @@ TRAIN = ("train", "dqn", "--quiet")
         (["train", "dqm"], "There is no recipe 'dqm'. Did you mean dqn?"),
         (["train", "--env", "CartPole-v1"], "Say which recipe to train"),
         (
-            [*TRAIN, "--learner.momentum", "0.9"],
-            "momentum has no effect here: it needs --learner.optimizer rmsprop.",
+            [*TRAIN, "--learner.decay", "0.9"],
+            "decay has no effect here: it needs --learner.optimizer rmsprop.",
         ),
         (
             ["train", "apex-dqn", "--central.groups", "4"],
@@ -134,7 +134,7 @@ def shown(capsys: Captured, *argv: str) -> tuple[str, str]:
 def test_help_lists_the_flags_that_have_an_effect_and_says_what_the_others_need(capsys: Captured) -> None:
     above, lists = shown(capsys, "train", "dqn")
     assert "--learner.lr FLOAT" in lists and "Learning rate." in lists and "(default: 0.001)" in lists
-    for flag in ("--actor.refresh", "--central.", "--gate.", "--queue", "--protocol", "--learner.momentum", "--actors "):
+    for flag in ("--actor.refresh", "--central.", "--gate.", "--queue", "--protocol", "--learner.decay", "--actors "):
         assert flag not in lists, flag
     assert "--central.*: --inference central" in above and "--gate.seats" not in above
     _, lists = shown(capsys, "train", "apex-dqn")
@@ -143,7 +143,7 @@ def test_help_lists_the_flags_that_have_an_effect_and_says_what_the_others_need(
     _, lists = shown(capsys, "train", "apex-dqn", "--inference", "central", "--gate.listen", "localhost:7777")
     assert "--central.groups INT" in lists and "--gate.seats INT" in lists and "--actor.refresh" not in lists
     above, lists = shown(capsys, "train", "impala", "--env", "ALE/Pong-v5")
-    assert "--learner.momentum FLOAT" in lists and "--protocol STR" in lists
+    assert "--learner.decay FLOAT" in lists and "--protocol STR" in lists
     assert "--algorithm.hidden" not in lists and "--demos" not in lists and "--demos:" in above
 
 

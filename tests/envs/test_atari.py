@@ -43,7 +43,9 @@ class Reference:
             max_num_frames_per_episode=protocol.max_frames,
         )
         self.emulator = game.unwrapped
-        self.wrapped = AtariPreprocessing(game, noop_max=max(1, protocol.noops), frame_skip=4, screen_size=84)
+        self.wrapped = AtariPreprocessing(
+            game, noop_max=max(1, protocol.noops), frame_skip=protocol.frame_skip, screen_size=84
+        )
         self.env = FrameStackObservation(self.wrapped, 4, padding_type="zero")
         self.noops = Count()
 
@@ -130,9 +132,10 @@ def test_the_papers_settings():
         "dqn": (30, 0.0, True, False, 108_000, 4),
         "apex": (30, 0.0, True, True, 108_000, 4),
         "r2d2": (30, 0.0, False, True, 108_000, 4),
-        "sticky": (0, 0.25, False, True, 108_000, 4),
+        "machado": (0, 0.25, False, True, 18_000, 5),
+        "dopamine": (0, 0.25, False, False, 108_000, 4),
     }
-    assert [make_env("ALE/Breakout-v5", protocol=name).spec.n_actions for name in PROTOCOLS] == [4, 18, 18, 18]
+    assert [make_env("ALE/Breakout-v5", protocol=name).spec.n_actions for name in PROTOCOLS] == [4, 18, 18, 18, 4]
 
 
 def test_no_op_starts_are_spread_over_0_to_30():
@@ -170,7 +173,7 @@ def test_the_screens_of_a_video_are_those_of_the_game_that_is_played():
     """The coloured screens, shrunk by the emulator, are the frames that the policy sees."""
     import cv2
 
-    envs, rng = make_env("ALE/Pong-v5", 1, render=True, protocol="sticky"), np.random.default_rng(0)
+    envs, rng = make_env("ALE/Pong-v5", 1, render=True, protocol="machado"), np.random.default_rng(0)
     record, before, differs = envs.reset(5), 0, False
     for _ in range(300):
         (screen,) = envs.env.render()
@@ -203,8 +206,10 @@ def test_same_seed_same_games_and_records_that_later_steps_do_not_change():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(UserError, match=r"no Atari protocol 'stiky'.*sticky"):
-        make_env("ALE/Pong-v5", protocol="stiky")
+    with pytest.raises(UserError, match=r"no Atari protocol 'machada'.*machado"):
+        make_env("ALE/Pong-v5", protocol="machada")
+    with pytest.raises(UserError, match=r"'sticky' .* is gone; use machado \(.*\) or dopamine"):
+        make_env("ALE/Pong-v5", protocol="sticky")
     with pytest.raises(UserError, match=r"protocol 'dqn' is for Atari"):
         settings.check(make("dqn", "CartPole-v1", protocol="dqn"))
     with pytest.raises(UserError, match=r"no environment 'ALE/Pongg-v5'.*ALE/Pong-v5"):

@@ -33,10 +33,10 @@ def test_every_recipe_is_sound_and_survives_yaml(recipe: str, env: str) -> None:
 
 
 def test_atari_has_the_numbers_of_the_paper() -> None:
-    """Mnih et al. 2015, extended data table 1."""
+    """Mnih et al. 2015, extended data table 1; the optimizer's are in `test_papers_optimizers`."""
     config = recipes.make("dqn", "ALE/Pong-v5")
-    assert (config.learner.batch, config.learner.lr, config.learner.eps) == (32, 2.5e-4, 0.01)
-    assert (config.learner.optimizer, config.learner.decay, config.learner.momentum) == ("rmsprop", 0.95, 0.95)
+    assert config.learner.batch == 32
+    assert config.learner.target_every * 4 == 10_000, "agent steps, as in the authors' code"
     assert (config.algorithm.gamma, config.algorithm.history, config.algorithm.clip_reward) == (0.99, 4, 1.0)  # type: ignore[attr-defined]
     assert (config.actor.epsilon, config.actor.epsilon_end, config.actor.epsilon_steps) == (1.0, 0.1, 1_000_000)
     assert (config.store.capacity, config.store.min_size) == ("1_000_000", 50_000)
@@ -54,6 +54,15 @@ def test_atari_has_the_numbers_of_the_r2d2_paper() -> None:
     assert (learner.optimizer, learner.batch, learner.lr, learner.eps) == ("adam", 64, 1e-4, 1e-3)
     assert learner.target_every == 2_500
     assert (config.actor.refresh, config.actor.epsilon, config.actor.alpha, config.protocol) == (400, 0.4, 7.0, "r2d2")
+
+
+def test_r2d3_has_the_sequences_of_its_paper() -> None:
+    """Gulcehre et al. 2020: sequences of 80 that overlap by 40, begin with a state of zero and a burn-in of 40."""
+    config = recipes.make("r2d3", "ALE/Pong-v5")
+    of = config.algorithm
+    assert of.burn_in + of.length == 80 and of.burn_in + of.length - of.stride == 40 and of.burn_in == 40
+    assert not of.stored_state and (of.n, of.gamma, of.eta) == (5, 0.997, 0.9)
+    assert (config.demo_ratio, config.store.alpha, config.store.beta, config.learner.batch) == (1 / 256, 0.9, 0.6, 64)
 
 
 def test_r2d3_asks_for_demonstrations() -> None:
@@ -213,6 +222,7 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
         ("apex-dqn", {"gate.seats": 3}, "gate.seats .* --gate.listen"),
         ("apex-dqn", {"gate.compress": True}, "gate.compress .* --transport grpc"),
         ("r2d2", {"demo_ratio": 0.5}, "demo_ratio .* --demos"),
+        ("r2d2", {"algorithm.lstm": 0, "algorithm.clip_last_reward": 1.0}, "algorithm.clip_last_reward .* an LSTM"),
         ("impala", {"store.actors_wait": False}, "store.actors_wait .* a replay store"),
     ],
     ids=str,
@@ -258,3 +268,12 @@ def test_a_config_of_an_older_run_loads_with_the_settings_that_are_gone(tmp_path
     file.write_text(yaml.safe_dump(values | {"actor": values["actor"] | {"refresh": 5}}))
     with pytest.raises(UserError, match=r"There is no setting actor\.'refresh'"):
         load_config(file)
+
+
+def test_a_config_with_a_momentum_loads_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = recipes.make("dqn", "ALE/Pong-v5")
+    values, file = as_plain(config), tmp_path / "config.yaml"
+    for momentum, warns in ((0.0, False), (0.95, True)):
+        file.write_text(yaml.safe_dump(values | {"learner": values["learner"] | {"momentum": momentum}}))
+        assert load_config(file) == config
+        assert ("learner.momentum is ignored" in caplog.text) is warns

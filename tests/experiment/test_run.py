@@ -230,7 +230,7 @@ def test_resume_is_exact_whoever_the_limiter_holds_back(
 @pytest.mark.parametrize("optimizer", ["rmsprop", "sgd"])
 def test_resume_is_exact_with_the_other_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
     changes: dict[str, Any] = {"learner.optimizer": optimizer, "learner.anneal": True, "steps": 700}
-    changes |= {"learner.momentum": 0.9} if optimizer == "rmsprop" else {}
+    changes |= {"learner.square_start": 0.5} if optimizer == "rmsprop" else {}
     expected = whole_state(tiny(tmp_path / "a", **changes))
     with stopping(monkeypatch, 120, crash), pytest.raises(Stop):
         tiny(tmp_path / "b", **changes)

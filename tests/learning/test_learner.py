@@ -358,13 +358,13 @@ def test_every_loss_moves_its_own_group_alone() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
 def test_a_restored_learner_goes_on_bit_for_bit(optimizer: str) -> None:
     store = Store()
-    one = learner(store, optimizer=optimizer, momentum=0.5, target_every=4)
+    one = learner(store, optimizer=optimizer, square_start=0.5, target_every=4)
     for _ in range(6):
         one.step()
     state = {name: np.array(x) if isinstance(x, np.ndarray) else x for name, x in one.state().items()}
     other_store = Store()
     other_store.number = store.number
-    other = learner(other_store, optimizer=optimizer, momentum=0.5, target_every=4)
+    other = learner(other_store, optimizer=optimizer, square_start=0.5, target_every=4)
     other.counters.add("learner_steps", 6)
     other.load_state(state)
     assert published(other)[-1].version == 6

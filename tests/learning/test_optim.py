@@ -59,24 +59,37 @@ class Elsewhere(torch.Tensor):
     device = torch.device("cuda")  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.95])
+@pytest.mark.parametrize("start", [0.0, 1.0])
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
-def test_rmsprop_is_the_formula(momentum: float, centered: bool, kind: type[torch.Tensor]) -> None:
+def test_rmsprop_is_the_formula(start: float, centered: bool, kind: type[torch.Tensor]) -> None:
     """Graves 2013, equations 38 to 41, with DQN's constants: epsilon lies inside the root. Not centred it is A3C's."""
     decay, eps = 0.95, 0.01
     w = np.linspace(-1, 1, SIZE).astype(np.float32).astype(np.float64)
-    square, mean, velocity = np.zeros(SIZE), np.zeros(SIZE), np.zeros(SIZE)
+    square, mean = np.full(SIZE, start), np.zeros(SIZE)
     for step, g in enumerate(gradients()):
         for i in range(SIZE):
             gi = float(g[i])
             square[i] = decay * square[i] + (1 - decay) * gi * gi
             mean[i] = decay * mean[i] + (1 - decay) * gi
             spread = square[i] - (mean[i] ** 2 if centered else 0.0)
-            velocity[i] = momentum * velocity[i] + gi / math.sqrt(spread + eps)
-            w[i] -= lr_at(step) * velocity[i]
-    ours = run(lambda weights, g: optim.RMSProp(weights.as_subclass(kind), g, eps, decay, momentum, centered))
+            w[i] -= lr_at(step) * gi / math.sqrt(spread + eps)
+    ours = run(lambda weights, g: optim.RMSProp(weights.as_subclass(kind), g, eps, decay, centered, start))
     np.testing.assert_allclose(ours.numpy(), w, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_the_variance_of_a_constant_gradient_is_not_negative(kind: type[torch.Tensor]) -> None:
+    """It tends to 0, so that a step tends to lr * g / sqrt(eps); in float32 the averages' difference falls below 0."""
+    gradient = torch.tensor([1.0, 2.7, -3.0, 1_000.0])
+    weights = torch.zeros(4)
+    optimizer = optim.RMSProp(weights.as_subclass(kind), gradient, eps=1.5e-7, decay=0.95)
+    for _ in range(2_000):
+        before = weights.clone()
+        optimizer.step(1e-3)
+    assert weights.isfinite().all()
+    assert ((weights - before).sign() == -gradient.sign()).all()
+    assert ((weights - before).abs() <= 1.01e-3 * gradient.abs() / math.sqrt(1.5e-7)).all()
 
 
 def test_uncentered_rmsprop_by_hand() -> None:
@@ -98,8 +111,8 @@ def test_sgd_is_the_formula() -> None:
 
 MAKERS: dict[str, Callable[[torch.Tensor, torch.Tensor], optim.Optimizer]] = {
     "adam": lambda w, g: optim.Adam(w, g, 1e-5),
-    "rmsprop": lambda w, g: optim.RMSProp(w, g, 0.01, 0.95, 0.9),
-    "uncentered": lambda w, g: optim.RMSProp(w, g, 0.01, 0.99, 0.0, centered=False),
+    "rmsprop": lambda w, g: optim.RMSProp(w, g, 0.01, 0.95),
+    "uncentered": lambda w, g: optim.RMSProp(w, g, 0.01, 0.99, centered=False, square_start=1.0),
     "sgd": optim.SGD,
 }
 

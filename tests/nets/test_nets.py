@@ -503,9 +503,9 @@ def test_rows_and_their_parts() -> None:
     assert each({"y": y}, torch.add, {"y": y})["y"].tolist() == each(y, torch.add, y).tolist() == (2 * y).tolist()
 
 
-def test_what_an_lstm_sees_is_features_the_last_action_and_the_last_reward_clipped() -> None:
+def test_what_an_lstm_sees_is_features_the_last_action_and_the_last_reward() -> None:
     seen = recurrent_input(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[0.0, 1.0, 0.0]]]), torch.tensor([[-7.0]]))
-    assert seen.tolist() == [[[1, 2, 0, 1, 0, -1]]]
+    assert seen.tolist() == [[[1, 2, 0, 1, 0, -7]]]
     middle = recurrent_input(torch.zeros(1, 1, 0), torch.zeros(1, 1, 0), torch.tensor([[0.25]]))
     assert middle.tolist() == [[[0.25]]]
 

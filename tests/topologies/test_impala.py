@@ -70,8 +70,14 @@ def test_the_papers_numbers_for_atari() -> None:
     algorithm, learner = config.algorithm, config.learner
     assert (algorithm.unroll, learner.batch, algorithm.gamma, algorithm.entropy_cost) == (20, 32, 0.99, 0.01)
     assert (algorithm.baseline_cost, algorithm.clip_reward, algorithm.history, algorithm.sum_losses) == (0.5, 1.0, 4, True)
-    assert (learner.optimizer, learner.lr, learner.eps, learner.decay, learner.momentum) == ("rmsprop", 6e-4, 0.01, 0.99, 0)
-    assert learner.anneal and not learner.centered and learner.clip_norm == 40 and algorithm.lstm == 0
+    assert (learner.optimizer, learner.lr, learner.eps, learner.decay) == ("rmsprop", 6e-4, 0.01, 0.99)
+    assert (
+        learner.anneal
+        and not learner.centered
+        and learner.square_start == 1
+        and learner.clip_norm == 40
+        and algorithm.lstm == 0
+    )
     envs = config.envs()
     envs.close()
     network = algorithm.network(envs.spec)

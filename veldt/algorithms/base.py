@@ -149,10 +149,14 @@ class Observer(Algorithm):
             return torso, torso.features
         return user_network(network_from, env, self.history, self.stacked, "[B, features]")
 
+    def last_reward(self, reward: Tensor) -> Tensor:
+        """The last reward as an LSTM gets it: clipped to [-1, 1], as in IMPALA."""
+        return reward.clamp(-1, 1)
+
     def newest(self, rows: Tensors, state: Tensors) -> Rows:
         """What an LSTM acts on: the last of rows [n, history, ...], as [n, 1, ...]."""
         obs = each(self.observe(rows, self.history - 1), lambda x: x[:, None])
-        return Rows(obs, state[TAKEN][:, None], rows["reward"][:, -1:], None)
+        return Rows(obs, state[TAKEN][:, None], self.last_reward(rows["reward"][:, -1:]), None)
 
     def sequence(self, net: Recurrent, batch: Batch, starts: Tensors) -> Rows:
         """What a network sees of all rows from row history - 1 on."""
@@ -160,6 +164,7 @@ class Observer(Algorithm):
         obs, reward = observations(batch, self.history, self.stacked), batch["reward"][:, at:]
         if net.core is None:
             return Rows(obs, reward, reward, None)
+        reward = self.last_reward(reward)
         own = net.encode(batch[net.taken][:, at:-1])  # [B, T - 1, E], taken at the row before
         taken = torch.cat((starts[TAKEN][:, None], own), 1) * (~batch["first"][:, at:])[:, :, None]
         return Rows(obs, taken, reward, batch.host["first"][:, at:])

@@ -8,6 +8,9 @@ dq/da clipped to [-1, 1] by element         `clip_dqda`
 target networks phi-, psi-                  `target`, copied by the learner
 Gaussian noise on actions                   `explore`, in units of half the action's range
 n-step returns, priority |y - q|            see `base.ActionValues`
+critic 400 tanh 300, actor 300 tanh 200     `critic`, `actor`; ours normalise the first layer before its tanh (LayerNorm)
+Adam, rate 1e-4, its epsilon not given      `learner.lr`, `learner.eps` 1e-5 (the usual default is 1e-8)
+eviction by priority, exponent -0.4         oldest first
 """
 
 from dataclasses import dataclass

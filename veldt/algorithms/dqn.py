@@ -5,6 +5,7 @@ target y, network copy theta-               `target`, copied by the learner     
 error clipped to [-1, 1]                    `huber` (its gradient is the clipped error)
 double DQN (van Hasselt et al. 2016)        `double`                             its eq. 4: a' = argmax_a Q(s', a; theta)
 dueling (Wang et al. 2016)                  `dueling`                            its eq. 9: Q = V + A - mean A
+its two streams of 512 on the convolutions  two streams as wide as the last hidden layer, on what is below it
 n-step returns (Rainbow, Ape-X)             `n`                                  see `returns.n_step`
 prioritized replay (Schaul et al. 2016)     the store's selector                 its eq. 1, priority |y - Q|
 """
@@ -33,7 +34,7 @@ class DQN(ActionValues):
     double: bool = False
     """Choose the bootstrap action with the online network."""
     dueling: bool = False
-    """Split the last layer into value and advantages."""
+    """Two streams, value and advantages, each with the last hidden layer of its own."""
     huber: bool = True
     """Huber loss, that is, errors clipped to [-1, 1]; otherwise squared."""
     hidden: Annotated[tuple[int, ...], above(0)] = (128, 128)
@@ -50,8 +51,9 @@ class DQN(ActionValues):
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:
-            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet)
-            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling))
+            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, last=not self.dueling)
+            hidden = torso.width if self.dueling else 0
+            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, hidden))
         gives, n = f"[B, {env.n_actions}] action values", env.n_actions
         return user_network(self.network_from, env, self.history, self.stacked, gives, n)[0]
 

@@ -4,15 +4,20 @@ LSTM, trained on sequences.
 paper                                       here                                 equation
 sequences of m = 80, overlapping by 40      `length`, `stride`; see `block.Window`
 stored state                                `stored_state`: at each window's first row, as it was when acting
+last action and reward as inputs            the reward raw, as in SEED RL; `clip_last_reward`
 burn-in of l = 40                           `burn_in`: rows that only compute the state, for each network
 value rescaling h                           `returns.rescale`                    y = h(R + gamma^n h^-1(Q(s', a*; theta-)))
 n-step double Q                             `n`                                  a* = argmax_a Q(s', a; theta)
 priority of a sequence                      `eta`                                eta max|delta| + (1 - eta) mean|delta|
 Delta-Q                                     `diagnose`                           |q - q*| / max|q*|, q*: the true state's
 
-Where an episode ends inside a window, the next starts from a state of zero, and no return crosses the end. A step is
-trained if it took an action and its n-step return is complete; only such steps count in the loss and in priorities, which
-are both under h.
+The paper's sequences never cross the end of an episode; windows here do, as SEED RL's. Where an episode ends inside a
+window, the next starts from a state of zero, and no return crosses the end. A step is trained if it took an action and its
+n-step return is complete; only such steps count in the loss and in priorities, which are both under h.
+
+R2D3 (Gulcehre et al., Making efficient use of demonstrations to solve hard exploration problems, 2020) is the same loss.
+Demonstrations have no recorded state, so its windows start from zeros (`stored_state` off); of the 80 steps of a sequence
+the first 40 are the burn-in (`burn_in` 40, `length` 40, `stride` 40).
 """
 
 from collections.abc import Callable
@@ -81,7 +86,9 @@ class R2D2(ActionValues):
     stride: int = 40
     """Steps from the start of one window to the next; windows overlap by length - stride."""
     stored_state: bool = True
-    """A window starts with the state recorded by its actor; otherwise with zeros."""
+    """A window starts with the state recorded by its actor; otherwise with zeros, as in R2D3."""
+    clip_last_reward: Annotated[float, at_least(0)] = 0.0
+    """The LSTM gets the last reward clipped to [-x, x]; 0: as it is, as in SEED RL's R2D2."""
     eta: Annotated[float, between(0, 1)] = 0.9
     """Priority of a window: eta * largest error + (1 - eta) * mean error."""
     rescaling: bool = True
@@ -111,6 +118,9 @@ class R2D2(ActionValues):
             raise UserError(f"r2d2 needs 1 <= stride <= length, not {self.stride} and {self.length}.")
         if not 0 <= self.h_epsilon < 1:
             raise UserError(f"r2d2 needs 0 <= h_epsilon < 1, not {self.h_epsilon}.")
+
+    def last_reward(self, reward: Tensor) -> Tensor:
+        return reward.clamp(-self.clip_last_reward, self.clip_last_reward) if self.clip_last_reward else reward
 
     def state(self, env: EnvSpec) -> Spec:
         return state_spec(self.lstm, env.n_actions)

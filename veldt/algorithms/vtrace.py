@@ -5,6 +5,7 @@ paper                                       here                                
 unrolls of n steps, each used once          `unroll`; the store is a queue
 behaviour policy mu                         the column `logits`, recorded with each action
 rho_t, c_t                                  `ratio`, clipped                     min(1, pi(a_t | x_t) / mu(a_t | x_t))
+their clips, 1 in the paper                 `clip_rho`, `clip_c`; `clip_pg` for the rho_s of the policy gradient (its code)
 value target v_s                            `returns.vtrace`                     (1)
 policy-gradient advantage                   `returns.vtrace`                     rho_s (r_s + gamma v_{s+1} - V(x_s))
 loss                                        -A log pi + baseline_cost (v - V)^2 / 2 - entropy_cost H(pi)
@@ -89,9 +90,11 @@ class VTraceActorCritic(Observer):
     correction: Literal["vtrace", "one-step", "none"] = "vtrace"
     """Off-policy correction. one-step: only the policy gradient has importance weights; none: no weights."""
     clip_rho: Annotated[float, at_least(0, infinite=True)] = 1.0
-    """Largest importance weight of a step; it sets which policy's values are learned."""
+    """Largest importance weight of a step in the value targets; it sets which policy's values are learned."""
     clip_c: Annotated[float, at_least(0, infinite=True)] = 1.0
     """Largest weight in the product over earlier steps; it sets how fast values converge, not what to."""
+    clip_pg: Annotated[float, at_least(0, infinite=True)] = 1.0
+    """Largest importance weight of a step in the policy gradient."""
     trace: Annotated[float, between(0, 1)] = 1.0
     """The paper's lambda: less than 1 shortens the traces."""
     baseline_cost: Annotated[float, at_least(0)] = 0.5
@@ -185,7 +188,7 @@ class VTraceActorCritic(Observer):
         """In NumPy on a CPU, where the loop over time is compiled."""
         at = self.history - 1
         reward, discount = self.clipped(batch.host["reward"][:, at:]), batch.host["discount"][:, at:]
-        trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_rho)
+        trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_pg)
         if self.correction != "vtrace":  # all ratios are 1
             trusted, clips = torch.ones_like(ratio), (1.0, 1.0, 1.0)
         how = (self.gamma, self.trace, *clips)
@@ -196,5 +199,5 @@ class VTraceActorCritic(Observer):
             r, d, t = (torch.from_numpy(x).to(value.device) for x in (reward, discount, trains))
             out = vtrace(value, r, d, t, trusted, *how)
         if self.correction == "one-step":
-            return out._replace(advantage=out.advantage * ratio.clamp(max=self.clip_rho))
+            return out._replace(advantage=out.advantage * ratio.clamp(max=self.clip_pg))
         return out

@@ -1,7 +1,7 @@
 """Atari through ale-py's C++ vector environment: one new frame [84, 84] uint8 per step, and raw rewards.
 
-An action is repeated for four frames; the last two are merged by their maximum, converted to grey and resized to 84 x 84.
-Other settings of the papers are named protocols. The window stacks frames (`history`), and the loss clips rewards
+An action is repeated for four frames, or five; the last two are merged by their maximum, converted to grey and resized to
+84 x 84. Other settings of the papers are named protocols. The window stacks frames (`history`), and the loss clips rewards
 (`clip_reward`). A lost life reaches the learner as discount 0 in the middle of an episode.
 """
 
@@ -24,7 +24,7 @@ class Protocol:
     sticky: float = 0.0  # probability that the emulator repeats the last action instead of the new one
     life_loss: bool = True  # a lost life ends the return, but not the episode
     full_actions: bool = False  # all 18 actions, even those that do nothing in this game
-    max_frames: int = 108_000  # after which an episode is truncated: 30 minutes of play
+    max_frames: int = 108_000  # after which an episode is truncated: 30 minutes of play (18,000: 5 minutes)
     frame_skip: int = 4
 
 
@@ -32,12 +32,19 @@ PROTOCOLS = {
     "dqn": Protocol(),  # Mnih et al. 2015; also A3C, Gorila
     "apex": Protocol(full_actions=True),  # Horgan et al. 2018
     "r2d2": Protocol(full_actions=True, life_loss=False),  # Kapturowski et al. 2019; also SEED RL
-    "sticky": Protocol(noops=0, sticky=0.25, full_actions=True, life_loss=False),  # Machado et al. 2018
+    # Machado et al. 2018; sticky actions take the place of no-ops
+    "machado": Protocol(noops=0, sticky=0.25, life_loss=False, full_actions=True, max_frames=18_000, frame_skip=5),
+    "dopamine": Protocol(noops=0, sticky=0.25, life_loss=False),  # Castro et al. 2018
 }
 
 
 def find_protocol(name: str) -> Protocol:
     name = name or "dqn"
+    if name == "sticky":
+        raise UserError(
+            "The Atari protocol 'sticky' had numbers of two papers and is gone; use machado (18 actions, frame skip 5, "
+            "18,000 frames) or dopamine (the game's own actions, frame skip 4, 108,000 frames)."
+        )
     if name not in PROTOCOLS:
         raise UserError(f"There is no Atari protocol {name!r}.{did_you_mean(name, PROTOCOLS, PROTOCOLS)}")
     return PROTOCOLS[name]

@@ -194,7 +194,7 @@ class Config:
     env: str = "CartPole-v1"
     """A Gymnasium id, or module:callable."""
     protocol: str = ""
-    """Atari: the evaluation protocol of the games: dqn, apex, r2d2 or sticky."""
+    """Atari: the evaluation protocol of the games: dqn, apex, r2d2, machado or dopamine."""
     steps: Annotated[int, above(0)] = 60_000
     """Env steps in all: actions applied, over all environments."""
     seed: Annotated[int, at_least(0)] = 0

@@ -1,6 +1,7 @@
 """A run directory: whose it is, and its config.yaml. (Checkpoints are in `experiment.checkpoint`.)"""
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
+
+log = logging.getLogger("veldt")
 
 MAY_CHANGE = {  # on resume
     "steps",
@@ -57,9 +60,11 @@ def load_config(path: Path) -> Config:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, as config.yaml of a run does.")
-    recipe, actor = str(values.get("recipe", "dqn")), values.get("actor")
+    recipe, actor, learner = str(values.get("recipe", "dqn")), values.get("actor"), values.get("learner")
     if recipe == "dqn" and isinstance(actor, dict) and actor.get("refresh") == 1:
         del actor["refresh"]  # older runs have this setting, without effect
+    if isinstance(learner, dict) and learner.pop("momentum", 0):  # of older runs
+        log.warning("%s: learner.momentum is ignored; RMSProp has no velocity any more, as in the papers", path)
     config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
     return config
 

@@ -49,10 +49,10 @@ class LearnerConfig:
     """Epsilon of the optimizer."""
     decay: Annotated[float, between(0, 1)] = 0.95
     """Decay of RMSProp's averages."""
-    momentum: Annotated[float, at_least(0)] = 0.0
-    """Momentum of RMSProp."""
     centered: bool = True
     """RMSProp divides by the gradient's standard deviation (DQN), otherwise by its root mean square (A3C, IMPALA)."""
+    square_start: Annotated[float, at_least(0)] = 0.0
+    """What RMSProp's average of squares starts at; 1: small first steps, as in TensorFlow (IMPALA)."""
     clip_norm: Annotated[float, at_least(0)] = 10.0
     """The gradient's norm is clipped to this; 0: not clipped."""
     target_every: Annotated[int, above(0)] = 100
@@ -301,7 +301,7 @@ def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int)
         if config.optimizer == "adam":
             return optim.Adam(weights, gradient, config.eps)
         if config.optimizer == "rmsprop":
-            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.momentum, config.centered)
+            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.centered, config.square_start)
         return optim.SGD(weights, gradient)
 
     return Owned(flat, make, rate, config.clip_norm)

@@ -21,11 +21,11 @@ from veldt.records.tree import Array
 
 
 class Optimizer:
-    """Changes `weights` by their `gradient`, and keeps running averages of it."""
+    """Changes `weights` by their `gradient`, and keeps running averages of it; each starts at the value given."""
 
-    def __init__(self, weights: Tensor, gradient: Tensor, *averages: str) -> None:
+    def __init__(self, weights: Tensor, gradient: Tensor, **averages: float) -> None:
         self.weights, self.gradient = weights, gradient
-        self.averages = {name: torch.zeros_like(gradient) for name in averages}
+        self.averages = {name: torch.full_like(gradient, start) for name, start in averages.items()}
 
     def step(self, lr: float) -> None:
         raise NotImplementedError
@@ -42,7 +42,7 @@ class Adam(Optimizer):
     """Kingma and Ba 2015, as in `torch.optim.Adam`."""
 
     def __init__(self, weights: Tensor, gradient: Tensor, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        super().__init__(weights, gradient, "mean", "square")
+        super().__init__(weights, gradient, mean=0.0, square=0.0)
         self.eps, self.betas, self.steps = eps, betas, 0
 
     @torch.no_grad()
@@ -70,30 +70,36 @@ class Adam(Optimizer):
 
 
 class RMSProp(Optimizer):
-    """delta = lr * g / sqrt(E[g^2] - E[g]^2 + eps), epsilon inside the root (Mnih et al. 2015; not centred: A3C)."""
+    """delta = lr * g / sqrt(E[g^2] - E[g]^2 + eps), epsilon inside the root (Mnih et al. 2015; not centred: A3C).
+
+    The difference of the two averages is a variance; in float32 it may come out below 0, which counts as 0.
+    """
 
     def __init__(
-        self, weights: Tensor, gradient: Tensor, eps: float, decay: float, momentum: float = 0.0, centered: bool = True
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        eps: float,
+        decay: float,
+        centered: bool = True,
+        square_start: float = 0.0,  # of E[g^2]
     ) -> None:
-        super().__init__(weights, gradient, "mean", "square", "velocity")
-        self.eps, self.decay, self.momentum, self.centered = eps, decay, momentum, centered
+        super().__init__(weights, gradient, mean=0.0, square=square_start)
+        self.eps, self.decay, self.centered = eps, decay, centered
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        mean, square, velocity = self.averages.values()
+        mean, square = self.averages.values()
         if self.weights.device.type == "cpu":
-            w, g, m, s, v = (x.numpy() for x in (self.weights, self.gradient, mean, square, velocity))
-            _rmsprop(w, g, m, s, v, 1 - self.decay, self.decay, self.momentum, lr, self.eps, self.centered)
+            w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, mean, square))
+            _rmsprop(w, g, m, s, 1 - self.decay, lr, self.eps, self.centered)
             return
-        square.mul_(self.decay).addcmul_(self.gradient, self.gradient, value=1 - self.decay)
+        square.lerp_(self.gradient.square(), 1 - self.decay)
         spread = square
         if self.centered:
             mean.lerp_(self.gradient, 1 - self.decay)
-            spread = square.addcmul(mean, mean, value=-1)
-        step = self.gradient / spread.add(self.eps).sqrt_()
-        if self.momentum:
-            step = velocity.mul_(self.momentum).add_(step)
-        self.weights.add_(step, alpha=-lr)
+            spread = square.addcmul(mean, mean, value=-1).clamp_min_(0)
+        self.weights.addcdiv_(self.gradient, spread.add(self.eps).sqrt_(), value=-lr)
 
 
 class SGD(Optimizer):
@@ -112,16 +118,13 @@ def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, siz
         w[i] -= size * m[i] / (np.sqrt(s[i]) + eps)
 
 
-@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, b1)", cache=True, error_model="numpy")
-def _rmsprop(
-    w: Array, g: Array, m: Array, s: Array, v: Array, c: Any, decay: Any, momentum: Any, lr: Any, eps: Any, centered: bool
-) -> None:
+@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, b1)", cache=True, error_model="numpy")
+def _rmsprop(w: Array, g: Array, m: Array, s: Array, c: Any, lr: Any, eps: Any, centered: bool) -> None:
     for i in range(len(g)):
         if centered:  # otherwise the mean stays 0
             m[i] += c * (g[i] - m[i])
-        s[i] = decay * s[i] + c * g[i] * g[i]
-        v[i] = momentum * v[i] + g[i] / np.sqrt(s[i] - m[i] * m[i] + eps)
-        w[i] -= lr * v[i]
+        s[i] += c * (g[i] * g[i] - s[i])
+        w[i] -= lr * g[i] / np.sqrt(max(s[i] - m[i] * m[i], np.float32(0)) + eps)
 
 
 class Flat(NamedTuple):

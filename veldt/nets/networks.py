@@ -43,7 +43,7 @@ class NormedMLP(nn.Module):
 class QHead(nn.Module):
     """[..., features] -> [..., actions]. Dueling: q = v + a - mean over actions of a (Wang et al. 2016).
 
-    With `hidden`, value and advantages each have a hidden layer of that size.
+    With `hidden`, value and advantages each have a hidden layer of that size: Wang et al.'s have 512 on the convolutions.
     """
 
     def __init__(self, features: int, actions: int, dueling: bool, hidden: int = 0) -> None:
@@ -133,8 +133,8 @@ def episodes(first: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def recurrent_input(features: Tensor, taken: Tensor, reward: Tensor) -> Tensor:
-    """The LSTM's input: features [B, T, F], the last action [B, T, E] and the last reward [B, T], clipped to [-1, 1]."""
-    return torch.cat((features, taken, reward.clamp(-1, 1)[:, :, None]), 2)
+    """The LSTM's input: features [B, T, F], the last action [B, T, E] and the last reward [B, T]."""
+    return torch.cat((features, taken, reward[:, :, None]), 2)
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Rows:
 
     obs: Any
     taken: Tensor  # [B, T, E], the last action, encoded; zeros where an episode begins
-    reward: Tensor  # [B, T], received on arriving at the row
+    reward: Tensor  # [B, T], received on arriving at the row, as the LSTM gets it
     first: Array | None  # [B, T], where an episode begins; None: nowhere
 
     def __getitem__(self, index: Any) -> "Rows":

@@ -37,19 +37,20 @@ def each(obs: Any, function: Callable[..., Tensor], *more: Any) -> Any:
 
 
 class Torso(nn.Module):
-    """[B, ...] -> [B, features]"""
+    """[B, ...] -> [B, features]. Made with `last=False` it has no last linear layer, whose size is `width`."""
 
     features: int
+    width: int
 
 
 class MLP(Torso):
     """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, inputs: int, hidden: tuple[int, ...], last: bool = True) -> None:
         super().__init__()
-        sizes = (inputs, *hidden)
+        sizes = (inputs, *(hidden if last else hidden[:-1]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.features = sizes[-1]
+        self.features, self.width = sizes[-1], hidden[-1] if hidden else 0
 
     def forward(self, x: Tensor) -> Tensor:
         x = as_float(x).reshape(len(x), -1)
@@ -67,15 +68,16 @@ class Image(NamedTuple):
 
 
 class ConvNet(Torso):
-    """Convolutions, then one linear layer, each followed by ReLU: [B, channels, H, W] -> [B, features].
+    """Convolutions, then one linear layer if `last`, each followed by ReLU: [B, channels, H, W] -> [B, features].
 
     With `channels_last` the input is [B, ..., H, W, C], as cameras and renderers return it. History becomes channels.
     """
 
+    linear: nn.Linear | None
     convolutions: ClassVar[dict[str, tuple[int, int, int]]]  # name -> channels, kernel size, stride
     in_bfloat16 = False  # compute in bfloat16; weights and features stay float32
 
-    def __init__(self, image: Image) -> None:
+    def __init__(self, image: Image, last: bool = True) -> None:
         super().__init__()
         self.image = image
         self.layers(image.channels)
@@ -87,7 +89,8 @@ class ConvNet(Torso):
             raise UserError(
                 f"Images of {size} are too small for {type(self).__name__}; try convnet minatar or mlp."
             ) from None
-        self.linear = nn.Linear(flat, self.features)
+        self.linear = nn.Linear(flat, self.width) if last else None
+        self.features = self.width if last else flat
 
     def layers(self, channels: int) -> None:
         kind: type[nn.Conv2d] = FirstConv
@@ -105,29 +108,33 @@ class ConvNet(Torso):
         x = x.movedim(-1, -3).contiguous() if image.channels_last else x
         x = x.reshape(len(x), image.channels, image.height, image.width)
         if not self.in_bfloat16:
-            return F.relu(self.linear(self.convolve(x).flatten(1)))
+            return self._features(x)
         with torch.autocast(x.device.type, torch.bfloat16):
-            return F.relu(self.linear(self.convolve(x).flatten(1))).float()
+            return self._features(x).float()
+
+    def _features(self, x: Tensor) -> Tensor:
+        x = self.convolve(x).flatten(1)
+        return x if self.linear is None else F.relu(self.linear(x))
 
 
 class NatureCNN(ConvNet):
     """Mnih et al. 2015."""
 
-    features = 512
+    width = 512
     convolutions: ClassVar = {"conv1": (32, 8, 4), "conv2": (64, 4, 2), "conv3": (64, 3, 1)}
 
 
 class ImpalaCNN(ConvNet):
     """Espeholt et al. 2018, shallow (the network of Mnih et al. 2013, 2016)."""
 
-    features = 256
+    width = 256
     convolutions: ClassVar = {"conv1": (16, 8, 4), "conv2": (32, 4, 2)}
 
 
 class MinAtarCNN(ConvNet):
     """Young and Tian 2019."""
 
-    features = 128
+    width = 128
     convolutions: ClassVar = {"conv": (16, 3, 1)}
 
 
@@ -137,7 +144,7 @@ class ImpalaResNet(ConvNet):
     A section is conv 3x3, max pooling 3x3/2 and two residual blocks; ReLU follows the last.
     """
 
-    features = 256
+    width = 256
 
     def layers(self, channels: int) -> None:
         sizes = (channels, 16, 32, 32)
@@ -216,12 +223,13 @@ class Concat(Torso):
         self.keys = list(torsos)
         self.torsos = nn.ModuleList(torsos.values())
         self.features = sum(torso.features for torso in torsos.values())
+        self.width = sum(torso.width for torso in torsos.values())
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
         return torch.cat([torso(x[key]) for key, torso in zip(self.keys, self.torsos, strict=True)], 1)
 
 
-CONVNETS: dict[str, Callable[[Image], Torso]] = {
+CONVNETS: dict[str, Callable[[Image, bool], Torso]] = {
     "nature": NatureCNN,
     "minatar": MinAtarCNN,
     "impala": ImpalaResNet,
@@ -236,11 +244,13 @@ def torso_for(
     hidden: tuple[int, ...],
     convnet: str = "auto",
     large: str = "nature",
+    last: bool = True,
 ) -> Torso:
     """A convolutional network for images, an MLP for other observations, one torso for each key of a Dict.
 
     `auto`: uint8 or bool images of at least 36 x 36 get the convnet named by `large`; smaller ones with channels, as
     MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to the large images of a Dict.
+    Without `last` the last linear layer of each torso is left to the heads.
     """
     torsos: dict[str, Torso] = {}
     for name, column in env.observation.items():
@@ -253,11 +263,11 @@ def torso_for(
         elif kind == "large":
             kind = large
         if kind == "mlp":
-            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden)
+            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden, last)
         elif image is None:
             raise UserError(f"convnet {kind} needs an image, but {env.name} has the observation {list(column.shape)}.")
         else:
-            torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels))
+            torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels), last)
     return torsos["obs"] if "obs" in env.observation else Concat(torsos)
 
 

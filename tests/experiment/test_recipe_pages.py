@@ -1,0 +1,51 @@
+"""The pages of the recipes are up to date, and say why a value is not the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from veldt.experiment import recipe_pages
+from veldt.experiment.papers import PAPERS
+from veldt.experiment.recipes import RECIPES, make
+from veldt.experiment.settings import flat
+
+DOCS = Path(__file__).parents[2] / "docs" / "recipes"
+
+
+@pytest.mark.parametrize("cores", [1, 3, 64])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_page_is_up_to_date_whatever_the_machine(recipe: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veldt.experiment.recipes.core_count", lambda: cores)
+    assert (DOCS / f"{recipe}.md").read_text() == recipe_pages.page(recipe), (
+        "python -m veldt.experiment.recipe_pages docs/recipes"
+    )
+
+
+def test_every_recipe_has_a_page_and_no_other() -> None:
+    assert {path.stem for path in DOCS.glob("*.md")} == set(RECIPES) == set(PAPERS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_value_that_is_not_the_papers_has_a_reason(recipe: str) -> None:
+    for name, published in PAPERS[recipe].settings.items():
+        assert bool(published.why) is recipe_pages.differs(recipe, name, published), name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_page_has_every_setting_that_has_an_effect(recipe: str) -> None:
+    text = recipe_pages.page(recipe)
+    for env in recipe_pages.variants(recipe).values():
+        for name, value in flat(make(recipe, env)).items():
+            if name.startswith(("algorithm.", "learner.lr", "store.capacity")) and value not in ("", (), None):
+                assert f"| {name} |" in text or name == "algorithm.hidden", name
+    for name in PAPERS[recipe].settings:
+        assert f"| {name} |" in text, "a setting that the paper has, and we have too"
+
+
+def test_numbers_as_they_are_shown() -> None:
+    values = (True, 2_500, 0.00025, 0.01 / 32**2, "1_000_000", (400, 300), "", None, "rmsprop")
+    assert [recipe_pages.shown(value) for value in values] == [
+        *("yes", "2,500", "0.00025", "9.766e-06", "1,000,000", "400, 300", "", "", "rmsprop")
+    ]
