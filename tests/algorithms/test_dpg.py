@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,31 @@ def test_the_actor_ascends_the_critic_with_each_part_of_its_slope_clipped(clip: 
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     unused = torch.autograd.grad(loss.losses["actor."], list(net.critic.parameters()), allow_unused=True)
     assert all(x is None for x in unused), "the critic does not learn to please the actor"
+
+
+def test_with_inverted_gradients_a_saturated_policy_comes_back_from_its_bound() -> None:
+    """A step of u, the policy before its tanh, is dq/da (1 - a) upwards and dq/da (1 + a) downwards."""
+    dpg = DPG(clip_dqda=0.5, invert_gradients=True, **SMALL)
+    store, net, schema = rig(dpg, steps=20)
+    with torch.no_grad():
+        net.actor.output.bias.copy_(torch.tensor([8.0, -8.0])[: len(net.actor.output.bias)])  # saturated at both bounds
+    batch = windows(store, schema)
+    loss = dpg.loss(net, copy.deepcopy(net), batch)
+    (found,) = torch.autograd.grad(loss.losses["actor."], [net.actor.output.bias], retain_graph=True)
+    x = torch.from_numpy(batch.host["obs"][:, 0])
+    a = net.pi(x).detach().requires_grad_()
+    (dqda,) = torch.autograd.grad(net.q(x, a).sum(), a)
+    step, returning = np.zeros(a.shape[1]), 0
+    for i in range(len(x)):
+        for j in range(a.shape[1]):
+            slope, at = max(-0.5, min(0.5, dqda[i, j].item())), a[i, j].item()
+            step[j] -= slope * ((1 - at) if slope > 0 else (1 + at)) / len(x)
+            returning += slope * at < 0
+    assert returning, "the critic wants some actions away from their bound"
+    np.testing.assert_allclose(found.numpy(), step, rtol=1e-4, atol=1e-7)
+    plain = dataclasses.replace(dpg, invert_gradients=False).loss(net, copy.deepcopy(net), batch)
+    (vanished,) = torch.autograd.grad(plain.losses["actor."], [net.actor.output.bias])
+    assert vanished.abs().max() < 1e-4 * found.abs().max(), "the tanh alone gives no way back"
 
 
 def test_initial_priorities_are_the_error_of_the_weights_that_acted() -> None:

@@ -11,6 +11,7 @@ n-step returns, priority |y - q|            see `base.ActionValues`
 critic 400 tanh 300, actor 300 tanh 200     `critic`, `actor`; ours normalise the first layer before its tanh (LayerNorm)
 Adam, rate 1e-4, its epsilon not given      `learner.lr`, `learner.eps` 1e-5 (the usual default is 1e-8)
 eviction by priority, exponent -0.4         oldest first
+-                                           `invert_gradients` (Hausknecht and Stone 2016): on outside MuJoCo
 """
 
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ class ActorCritic(nn.Module):
 class DPG(ActionValues):
     clip_dqda: Annotated[float, at_least(0)] = 1.0
     """The critic's gradient by the action is clipped to [-x, x], each element (0: not clipped)."""
+    invert_gradients: bool = False
+    """Near a bound, shrink only the steps towards it, not those back (Hausknecht and Stone 2016): the policy's tanh cannot
+    saturate for good. Otherwise its gradient vanishes there in both directions."""
     critic: Annotated[tuple[int, ...], above(0)] = (400, 300)
     """Hidden layers of the critic; the first is layer-normalised, with tanh."""
     actor: Annotated[tuple[int, ...], above(0)] = (300, 200)
@@ -111,13 +115,17 @@ class DPG(ActionValues):
             y = torch.addcmul(r_t, discount_t, target.q(x_t, target.pi(x_t)))
             priorities = (y - q_tm1).abs_()
         critic = torch.dot(batch.weights, 0.5 * (y - q_tm1).square()) / len(y)
-        pi = net.pi(x_tm1)  # [B, A]
+        u = net.actor(x_tm1)  # [B, A], the policy before its tanh
+        pi = torch.tanh(u)
         a = pi.detach().requires_grad_()
         q = net.q(x_tm1, a)
         (dqda,) = torch.autograd.grad(q.sum(), a)
         if self.clip_dqda:
             dqda = dqda.clamp(-self.clip_dqda, self.clip_dqda)
-        actor = -(dqda * pi).sum(1).mean()  # its gradient is that of -q, with dq/da clipped
+        if self.invert_gradients:
+            actor = -(dqda * (1 - a.detach() * dqda.sign()) * u).sum(1).mean()
+        else:
+            actor = -(dqda * pi).sum(1).mean()  # its gradient is that of -q, with dq/da clipped
         metrics = {"loss": critic.detach(), "q_mean": q_tm1.detach(), "q_policy": q.detach(), "dqda": dqda.abs()}
         return Loss({"critic.": critic, "actor.": actor}, priorities, metrics)
 

@@ -150,7 +150,7 @@ def apex_dpg(env: str) -> Config:
     return replace(
         config,
         steps=100_000,
-        algorithm=DPG(n=3, critic=(128, 128), actor=(64, 64)),
+        algorithm=DPG(n=3, critic=(128, 128), actor=(64, 64), invert_gradients=True),
         store=replace(PRIORITIZED, capacity="100_000", min_size=2_000, samples_per_insert=32.0),
         learner=replace(learner, lr=1e-3),
         checkpoint=CheckpointConfig(every=50_000),
