@@ -207,7 +207,7 @@ def test_a_run_that_is_killed_while_watched(trainer: Any, capsys: Captured) -> N
 
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: Captured) -> None:
-    run = tiny(tmp_path / "r", steps=400)
+    run = tiny(tmp_path / "r", steps=3_000)  # long enough for rates
     for argv in ([run.path], [run.path, "--once"]):
         text = shown(capsys, *argv)
         assert "dqn on CartPole-v1" in text and "updates/s" in text
@@ -284,7 +284,7 @@ def test_metrics_of_a_users_node_are_shown(tmp_path: Path, capsys: Captured, mon
             program.add(f"scout/{i}", Scout)
 
     monkeypatch.setitem(TOPOLOGIES, "single", with_scouts)
-    run = tiny(tmp_path / "r", steps=400)
+    run = tiny(tmp_path / "r", steps=3_000)
     assert run.metrics[-1]["ink"] == 2_000 and run.metrics[-1]["maps_per_s"] > 0, "both together"
     text = shown(capsys, run.path)
     assert "scout" in text and "maps/s" in text and "ink 2.0 KB" in text

@@ -117,9 +117,9 @@ def test_a_cut_publishes_the_newest_weights_and_holds_back_from_there() -> None:
 def test_a_restored_learner_publishes_what_was_restored() -> None:
     """Not the delayed weights, such as those of its own initialization."""
     one, other = learner(Store(), publish_lag=3), learner(Store(), publish_lag=3)
+    one.counters.add("env_steps", 70)
     for _ in range(5):
         one.step()
-    one.counters.add("env_steps", 70)
     state = one.state()
     other.counters.add("env_steps", 90)  # or 0: the counts of a run may be restored after its learner
     other.load_state(state)

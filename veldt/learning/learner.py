@@ -179,6 +179,7 @@ class Learner:
         self.updater = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
         self.publisher = Publisher(params_, self.vector, config.publish_lag)
         self.steps = 0
+        self.env_steps = counters.get("env_steps")  # of the run, at the last update
         self.bad = 0  # updates skipped because the loss or the gradient was not finite
         self.timings = self.feed.timings
         self._bad_in_a_row = 0
@@ -187,7 +188,7 @@ class Learner:
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
         if params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
-            self.publisher.publish(0, counters.get("env_steps"))
+            self.publisher.publish(0, self.env_steps)
 
     def step(self) -> bool:
         found = self.feed.next()
@@ -206,10 +207,11 @@ class Learner:
             self.flat.buffers.copy_(buffers)
         self.steps += 1
         self.counters.add("learner_steps", 1)
+        self.env_steps = self.counters.get("env_steps")
         if self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
         if self.steps % self.config.publish_every == 0:
-            self.publisher.publish(self.steps, self.counters.get("env_steps"))
+            self.publisher.publish(self.steps, self.env_steps)
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
         if self.steps % DIAGNOSE_EVERY == 0:
@@ -219,7 +221,7 @@ class Learner:
     def cut(self) -> bool:
         """At a checkpoint: publishes the newest weights and drops prefetched batches, as after a resume."""
         self.feed.clear()
-        self.publisher.publish_newest(self.steps, self.counters.get("env_steps"))
+        self.publisher.publish_newest(self.steps, self.env_steps)
         return True
 
     def _measure_lag(self, sample: Sample) -> None:
@@ -277,7 +279,7 @@ class Learner:
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
         state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
         state |= {f"optimizer/{name}": x for name, x in self.updater.state().items()}
-        counts = {"steps": self.steps, "bad": self.bad, "env_steps": self.counters.get("env_steps")}
+        counts = {"steps": self.steps, "bad": self.bad, "env_steps": self.env_steps}
         return state | counts | {"torch_rng": torch.get_rng_state().numpy()}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -286,8 +288,8 @@ class Learner:
         self.updater.load_state(params.under("optimizer/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
-        # The state's own count: a restarted learner has older weights, and the run's counts may be restored later.
-        self.publisher.publish_newest(self.steps, int(state.get("env_steps", self.counters.get("env_steps"))))
+        self.env_steps = int(state.get("env_steps", self.counters.get("env_steps")))  # older checkpoints lack it
+        self.publisher.publish_newest(self.steps, self.env_steps)
 
 
 def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int) -> Owned:
