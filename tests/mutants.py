@@ -45,6 +45,7 @@ class Mutant:
     hangs: bool = False  # running out of time counts as caught
 
 
+APEX = "tests/topologies/test_apex.py::"
 ATARI = "tests/envs/test_atari.py::"
 BLOCK = "tests/records/test_block.py::"
 BOTTLENECK = "tests/watching/test_bottleneck.py::"
@@ -57,9 +58,12 @@ LIMITERS = "tests/storing/test_limiters.py::"
 NETS = "tests/nets/test_nets.py::"
 POLICY = "tests/acting/test_policy.py::"
 PROPERTIES = "tests/records/test_properties.py::"
+RANKS = "tests/storing/test_ranks.py::"
+RECIPES = "tests/experiment/test_recipes.py::"
 RECORDER = "tests/acting/test_recorder.py::"
 RETURNS = "tests/learning/test_returns.py::"
 SELECTORS = "tests/storing/test_selectors.py::"
+SLOTS = "tests/storing/test_slots.py::"
 STORE = "tests/storing/test_store.py::"
 SUMTREE = "tests/storing/test_sumtree.py::"
 WINDOWS = "tests/storing/test_windows.py::"
@@ -689,6 +693,38 @@ MUTANTS = [
         (SELECTORS + "test_probabilities_and_weights_are_the_papers",),
     ),
     Mutant(
+        "normalised-by-the-draw",
+        "Weights are divided by the largest of all batches that were drawn at once, so that they depend on the prefetch.",
+        "storing/store.py",
+        "self.weights[keep] / self.weights[keep].max()",
+        "self.weights[keep]",
+        (STORE + "test_the_parts_of_a_sample_are_the_sample",),
+    ),
+    Mutant(
+        "beta-not-annealed",
+        "Beta stays where it began.",
+        "topologies/stores.py",
+        "store.beta + done * (store.beta_end - store.beta)",
+        "store.beta",
+        (RECIPES + "test_weights_with_an_annealed_beta_are_their_definition",),
+    ),
+    Mutant(
+        "heap-never-sorted",
+        "Ranks are places in a heap that is never sorted.",
+        "storing/ranks.py",
+        "if SORTED * self._changed > self.count:",
+        "if False:",
+        (RANKS + "test_draws_follow_the_ranks",),
+    ),
+    Mutant(
+        "heap-hole-not-sifted-up",
+        "The item that takes the place of a removed one never moves up, though it may be larger than its parent there.",
+        "storing/ranks.py",
+        "while at > 0 and keys[heap[(at - 1) // 2]] < key:",
+        "while at > 0 and at + 1 == count and keys[heap[(at - 1) // 2]] < key:",
+        (RANKS + "test_the_heap_holds_what_was_set",),
+    ),
+    Mutant(
         "weights-not-normalised",
         "Importance weights are not divided by the largest, and scale the learning rate up.",
         "storing/selectors.py",
@@ -751,7 +787,7 @@ MUTANTS = [
         "nan-mass-accepted",
         "A mass that is not a number makes every sum above it not a number.",
         "storing/selectors.py",
-        "    if not _well(mass):\n        return False\n",
+        "    if not all_valid(mass):\n        return False\n",
         "",
         (SUMTREE + "test_bad_masses_are_refused_and_change_nothing",),
         ("werner-duvaud/muzero-general#40",),
@@ -1138,6 +1174,22 @@ MUTANTS = [
         "block = schema.nbytes + ",
         "block = schema.fresh * schema.layout.nbytes + ",
         (STORE + "test_a_store_given_bytes_stays_within_them",),
+    ),
+    Mutant(
+        "ladder-over-empty-seats",
+        "Seats that stay empty keep the greedy rungs of the ladder, and the run's own actors never act greedily.",
+        "topologies/__init__.py",
+        "config.actor.explore(i * n, n, n * config.actors)",
+        "config.actor.explore(i * n, n, n * config.total_actors)",
+        (APEX + "test_empty_seats_take_no_rungs_of_the_ladder",),
+    ),
+    Mutant(
+        "pages-not-reserved",
+        "Slots are written before their pages are allocated: where RAM is short, the process dies of a SIGBUS.",
+        "storing/slots.py",
+        "        self._reserve((slot,))\n",
+        "",
+        (SLOTS + "test_every_page_is_allocated_before_it_is_written",),
     ),
     # V-trace
     Mutant(

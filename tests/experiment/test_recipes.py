@@ -10,14 +10,17 @@ import pytest
 import yaml
 
 import veldt
+from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes, settings
-from veldt.experiment.config import Config
+from veldt.experiment.config import Config, LadderConfig
 from veldt.experiment.directory import load_config
 from veldt.experiment.recipes import RECIPES
 from veldt.experiment.settings import as_plain, flat, override
+from veldt.records.block import Block
 from veldt.seeds import derive
+from veldt.storing.ranks import Ranked
 from veldt.storing.selectors import Prioritized, Uniform
 from veldt.topologies.stores import make_replay, store_size
 
@@ -181,6 +184,53 @@ def test_selectors_by_name() -> None:
     prioritized = make_replay(recipes.make("dqn", **chosen), schema).selector
     assert isinstance(prioritized, Prioritized)
     assert (prioritized.alpha, prioritized.beta) == (0.7, 0.5)
+    ranked = make_replay(recipes.make("dqn", **chosen | {"store.selector": "ranked"}), schema).selector
+    assert isinstance(ranked, Ranked) and (ranked.alpha, ranked.beta) == (0.7, 0.5)
+
+
+@pytest.mark.parametrize("selector", ["prioritized", "ranked"])
+def test_weights_with_an_annealed_beta_are_their_definition(selector: str) -> None:
+    """w_i = (N P(i))^-beta / max w, where beta goes linearly from 0.4 to 1 over the env steps of the run."""
+    changes = {"store.selector": selector, "store.beta": 0.4, "store.beta_end": 1.0, "steps": 2_000, "store.min_size": 1}
+    config, counters = recipes.make("dqn", **changes), Counters()
+    schema, rng = config.schema(make_env("CartPole-v1").spec), np.random.default_rng(0)
+    store = make_replay(config, schema, None, counters)
+    for _ in range(3):
+        rows, starts = schema.layout.zeros(schema.rows), schema.start_layout.zeros(schema.starts)
+        block = Block(schema, rows, starts, np.ones(schema.starts, np.bool_))
+        assert store.insert(block, rng.random(schema.starts))
+    for steps, beta in ((0, 0.4), (500, 0.55), (500, 0.7), (1_000, 1.0), (1_000, 1.0)):  # one more than the run has
+        counters.add("env_steps", steps)
+        sample = store.sample(16)
+        assert sample is not None
+        weights = (3 * schema.starts * sample.probability) ** -beta
+        np.testing.assert_allclose(sample.weights, weights / weights.max(), rtol=1e-6)
+
+
+def test_beta_is_constant_unless_it_has_an_end() -> None:
+    for recipe in ("apex-dqn", "r2d2"):
+        config, counters = recipes.make(recipe), Counters()
+        store = make_replay(config, config.schema(make_env("CartPole-v1").spec), None, counters)
+        counters.add("env_steps", config.steps)
+        assert store.selector.beta == config.store.beta
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"store.selector": "prioritized", "store.alpha": 0.6, "store.beta": 0.4},
+        {"store.selector": "ranked", "store.alpha": 0.7, "store.beta": 0.5},
+    ],
+    ids=["proportional", "rank-based"],
+)
+def test_dqn_takes_the_settings_of_prioritized_replay(flags: dict[str, Any]) -> None:
+    """Schaul et al. 2016: double DQN, a quarter of the learning rate, beta annealed to 1, the largest priority at first."""
+    common = {"store.beta_end": 1.0, "store.first_priorities": "largest", "learner.lr": 6.25e-5, "algorithm.double": True}
+    base = recipes.make("dqn", "ALE/Pong-v5")
+    config = override(base, flags | common)
+    settings.check(config)
+    settings.refuse_without_effect(config, base)
+    assert config.learner.lr == base.learner.lr / 4 and config.store.capacity == "1_000_000"
 
 
 def test_flat_names_every_setting() -> None:
@@ -234,6 +284,16 @@ def test_a_setting_without_effect_is_refused(recipe: str, values: dict[str, Any]
         settings.refuse_without_effect(config, base)
     with pytest.raises(UserError, match="has no effect here"):
         veldt.train(recipe, **values)
+
+
+def test_a_setting_without_effect_is_refused_at_its_default_too() -> None:
+    """Where the recipe has another value than the class."""
+    base = recipes.make("apex-dqn", "ALE/Pong-v5")
+    assert base.actor.refresh != LadderConfig().refresh
+    config = override(base, {"inference": "central", "actor.refresh": LadderConfig().refresh})
+    with pytest.raises(UserError, match=r"actor\.refresh has no effect here: it needs --inference local"):
+        settings.refuse_without_effect(config, base)
+    settings.refuse_without_effect(override(base, {"inference": "central"}), base)
 
 
 @pytest.mark.parametrize("env", ["ALE/Pong-v5", "MinAtar/Breakout-v1"])

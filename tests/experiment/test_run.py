@@ -194,12 +194,13 @@ def test_reading_a_run_changes_nothing_in_its_directory(finished: Run) -> None:
             aside.rmdir()
 
 
-@pytest.mark.parametrize("selector", ["uniform", "prioritized"])
+@pytest.mark.parametrize("selector", ["uniform", "prioritized", "ranked"])
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_the_same_seed_gives_the_same_run_and_stopped_and_resumed_gives_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selector: str, prefetch: int
 ) -> None:
-    changes = {"store.selector": selector, "learner.prefetch": prefetch}
+    annealed = {"store.beta_end": 1.0} if selector != "uniform" and prefetch == 4 else {}
+    changes = {"store.selector": selector, "learner.prefetch": prefetch} | annealed
     straight = tiny(tmp_path / "a", **changes)
     expected = whole_state(straight)
     assert expected["weights"] and expected["learner_steps"] > 100

@@ -12,6 +12,7 @@ from veldt.records.block import Block, Schema, Window
 from veldt.records.step import FLAG
 from veldt.records.tree import spec
 from veldt.storing.limiters import MinSize
+from veldt.storing.ranks import Ranked
 from veldt.storing.replay import Replay
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
 
@@ -91,7 +92,7 @@ def test_a_saved_selector_is_the_same_to_the_bit(priorities, removed):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
-@pytest.mark.parametrize("make", [Prioritized, Uniform])
+@pytest.mark.parametrize("make", [Prioritized, Uniform, Ranked])
 def test_bad_priorities_are_refused(make, bad):
     schema = Schema({"obs": spec((), np.float32), **FLAGS}, Window(), 2)
     store = Replay(schema, make(8), MinSize(), 8, 4)

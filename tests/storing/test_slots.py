@@ -6,8 +6,10 @@ Run as a script, this file is the process in which stores live and are killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import math
+import mmap
 import os
 import random
 import signal
@@ -22,15 +24,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from veldt.errors import UserError
+from veldt.machine import available_memory
 from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree, spec
 from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory
+from veldt.storing import slots as slots_module
 from veldt.storing.limiters import MinSize, Queue
+from veldt.storing.ranks import Ranked
 from veldt.storing.replay import Replay
 from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized, Uniform
-from veldt.storing.slots import PrivateMemory, Slots
+from veldt.storing.slots import PrivateMemory, Slots, plan_size
 from veldt.storing.store import Sample
 
 COLUMNS = {"obs": spec((33,), np.float32), "reward": spec((), np.float64), "action": spec((2,), np.int64)}
@@ -49,16 +55,17 @@ def memory(count: int = 1) -> Iterator[list[int]]:
 
 def open_replay(kind: str, fd: int, slots: int = SLOTS) -> Replay:
     arena = Arena(fd)
-    make: Any = {"prioritized": Prioritized, "uniform": Uniform}[kind]
-    return Replay(SCHEMA, make(slots * S, memory=arena), MinSize(1), CAPACITY, slots, memory=arena)
+    make: Any = {"prioritized": Prioritized, "uniform": Uniform, "ranked": Ranked}[kind]
+    capacity = CAPACITY if slots <= SLOTS else slots * S
+    return Replay(SCHEMA, make(slots * S, memory=arena), MinSize(1), capacity, slots, memory=arena)
 
 
-def open_queue(fd: int) -> UnrollQueue:
-    return UnrollQueue(SCHEMA, Queue(SLOTS * S), SLOTS, Arena(fd))
+def open_queue(fd: int, slots: int = SLOTS) -> UnrollQueue:
+    return UnrollQueue(SCHEMA, Queue(slots * S), slots, Arena(fd))
 
 
-def open_store(kind: str, fd: int) -> Replay | UnrollQueue:
-    return open_queue(fd) if kind == "fifo" else open_replay(kind, fd)
+def open_store(kind: str, fd: int, slots: int = SLOTS) -> Replay | UnrollQueue:
+    return open_queue(fd, slots) if kind == "fifo" else open_replay(kind, fd, slots)
 
 
 def insert(store: Replay | UnrollQueue, sequence: int, priorities: Any = None) -> bool:
@@ -123,7 +130,7 @@ def check_windows(sample: Sample) -> None:
 class Deaths:
     """Takes a copy of the memory before every line of the store's code, as it would be if the process died there."""
 
-    FILES = ("replay.py", "queue.py", "ring.py", "slots.py", "selectors.py", "sumtree.py")
+    FILES = ("replay.py", "queue.py", "ring.py", "slots.py", "selectors.py", "ranks.py")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -156,7 +163,7 @@ def copy_of(data: bytes) -> Iterator[int]:
         yield fd
 
 
-@pytest.mark.parametrize("kind", ["prioritized", "uniform"])
+@pytest.mark.parametrize("kind", ["prioritized", "uniform", "ranked"])
 def test_a_store_killed_between_any_two_lines_goes_on(kind: str) -> None:
     deaths = 0
     with memory() as [fd]:
@@ -269,7 +276,7 @@ def test_a_queue_killed_while_it_gave_out_takes_blocks_again(batch: int) -> None
                 assert took or adopted.sample(1) is not None, f"killed at {line}, it neither takes nor gives"
 
 
-@pytest.mark.parametrize("kind", ["prioritized", "uniform"])
+@pytest.mark.parametrize("kind", ["prioritized", "uniform", "ranked"])
 def test_a_store_killed_while_it_adopts_is_adopted_again(kind: str) -> None:
     with memory() as [fd]:
         store = open_replay(kind, fd)
@@ -486,6 +493,100 @@ def test_a_slot_that_is_being_written_is_no_block() -> None:
                 for serial in left.serials.tolist():
                     first, _, blocks = left.blocks(serial, 1)
                     assert check_read(first, blocks) == 1, line
+
+
+# Pages.
+
+
+def pages(fd: int) -> set[int]:
+    """Numbers of the pages that were written."""
+    out, end, at = set(), os.fstat(fd).st_size, 0
+    while at < end:
+        try:
+            first = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole
+            break
+        at = os.lseek(fd, first, os.SEEK_HOLE)
+        out |= set(range(first // mmap.PAGESIZE, -(-at // mmap.PAGESIZE)))
+    return out
+
+
+class Kernel:
+    """posix_fallocate that remembers the pages it was asked for, and refuses more than so many calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: float = math.inf) -> None:
+        self.asked: set[int] = set()
+        self.calls, self.real = calls, os.posix_fallocate
+        monkeypatch.setattr(os, "posix_fallocate", self)
+
+    def __call__(self, fd: int, first: int, nbytes: int) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.asked |= set(range(first // mmap.PAGESIZE, -(-(first + nbytes) // mmap.PAGESIZE)))
+        self.real(fd, first, nbytes)
+
+
+def test_a_store_of_many_gigabytes_is_made_without_its_pages() -> None:
+    schema = Schema({"obs": spec((84, 84), np.uint8)}, Window(history=4, lookahead=3), 64)
+    size = plan_size(f"{available_memory() // 2}b", schema)
+    with memory(2) as [fd, blocks]:
+        arena = Arena(fd, blocks)
+        store = Replay(schema, Uniform(size.slots * 64, memory=arena), MinSize(1), size.capacity, size.slots, memory=arena)
+        assert 512 * (os.fstat(fd).st_blocks + os.fstat(blocks).st_blocks) < 0.01 * size.nbytes
+        assert store.insert(Block(schema, schema.layout.zeros(schema.rows), {}, np.ones(64, np.bool_)), None)
+        assert 512 * os.fstat(blocks).st_blocks < 0.01 * size.nbytes
+
+
+def test_a_store_that_cannot_fit_is_refused_before_anything_is_allocated() -> None:
+    """No column alone is too large, but all together are."""
+    columns = {name: spec((84, 84), np.uint8) for name in ("obs/a", "obs/b", "obs/c")}
+    schema = Schema(columns, Window(), 64)
+    slots = int(1.2 * available_memory() / schema.nbytes)
+    with memory() as [fd]:
+        with pytest.raises(UserError, match=r"MB of shared memory are needed.*lower store\.capacity"):
+            Slots(schema, slots, Arena(fd))
+        assert 512 * os.fstat(fd).st_blocks < 1e8
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "fifo"])
+def test_every_page_is_allocated_before_it_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a store that goes on in memory that it finds, and by one that loads a checkpoint."""
+    monkeypatch.setattr(slots_module, "RESERVE", 3 * SCHEMA.nbytes)
+    kernel = Kernel(monkeypatch)
+    with memory() as [fd]:
+        store = open_store(kind, fd, slots=40)
+        for sequence in range(25):
+            insert(store, sequence)
+            assert pages(fd) <= kernel.asked, sequence
+        few = len(pages(fd))
+        again = open_store(kind, fd, slots=40)
+        for sequence in range(25, 100):
+            if kind == "fifo" and again.full:
+                again.sample(S)
+            insert(again, sequence)
+            assert pages(fd) <= kernel.asked, sequence
+        assert len(pages(fd)) > few > 10
+        state, (first, _, blocks) = again.state(), again.blocks(0)
+    kernel.asked = set()
+    with memory() as [fd]:
+        resumed = open_store(kind, fd, slots=40)
+        resumed.load_state(state)
+        resumed.load_blocks(first, {name: x[:-4] for name, x in blocks.items()})
+        resumed.drop_blocks(again.next - 4, again.next)
+        resumed.spread_blocks(40)
+        assert pages(fd) <= kernel.asked
+
+
+def test_a_page_that_cannot_be_allocated_is_the_users_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "RESERVE", 3 * SCHEMA.nbytes)
+    with memory() as [fd]:
+        store = open_replay("prioritized", fd, slots=40)
+        insert(store, 0)
+        Kernel(monkeypatch, calls=0)
+        insert(store, 1), insert(store, 2)
+        with pytest.raises(UserError, match=r"shared memory are needed and cannot be allocated.*lower store\.capacity"):
+            insert(store, 3)
 
 
 if __name__ == "__main__":

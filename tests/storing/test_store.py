@@ -18,6 +18,7 @@ from veldt.ports import Source
 from veldt.records.block import Schema, Window
 from veldt.records.tree import PACKED, spec
 from veldt.storing.limiters import MinSize, Queue
+from veldt.storing.ranks import Ranked
 from veldt.storing.replay import Replay
 from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import FLOOR, Prioritized, Uniform
@@ -331,7 +332,7 @@ def test_a_queue_is_not_trimmed():
     assert store.size == 2 * S
 
 
-@pytest.mark.parametrize("selector", [Prioritized, Uniform])
+@pytest.mark.parametrize("selector", [Prioritized, Uniform, Ranked])
 def test_sample_returns_at_once_in_any_state(selector):
     """None where there is nothing, whole batches where there is one item or more; never a loop."""
     store = make_store(selector, capacity=4, slots=2)
@@ -365,7 +366,7 @@ def test_a_block_larger_than_the_store_is_taken_and_trimmed():
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(BAD, st.integers(0, S - 1), st.integers(0, 5), st.sampled_from([Prioritized, Uniform]))
+@given(BAD, st.integers(0, S - 1), st.integers(0, 5), st.sampled_from([Prioritized, Uniform, Ranked]))
 def test_a_bad_priority_is_refused_and_changes_nothing(bad, where, blocks, selector):
     store = make_store(selector, capacity=10, slots=3)
     for sequence in range(blocks):
@@ -514,7 +515,8 @@ def test_the_parts_of_a_sample_are_the_sample():
     assert sorted(key for part in parts for key in part.keys.tolist()) == sorted(sample.keys.tolist())
     for part in parts:
         check_sample(part, {sequence: block(sequence) for sequence in range(4)})
-        assert len(part.weights) == len(part.probability) == 4
+        weights = (4 * S * part.probability) ** -0.4
+        np.testing.assert_allclose(part.weights, weights / weights.max(), rtol=1e-6)  # of this batch, not of the draw
     assert sample.part(0, 1) is sample
 
 

@@ -23,12 +23,12 @@ import veldt
 from veldt.acting.policy import LocalPolicy
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.config import LadderConfig
+from veldt.experiment.config import Config, LadderConfig
 from veldt.experiment.run import Run
 from veldt.machine import process_age, used_memory
 from veldt.program import Program
 from veldt.storing.limiters import MinSize, SamplesPerInsert
-from veldt.topologies import apex
+from veldt.topologies import add_actor, add_shared, apex, make_program
 from veldt.topologies.stores import make_replay
 
 TINY: dict[str, Any] = {
@@ -67,6 +67,42 @@ def test_epsilons_are_the_papers(total: int) -> None:
 
 def test_one_environment_alone_is_in_the_middle_of_the_ladder() -> None:
     assert LadderConfig().explore(0, 1, 1) == pytest.approx([0.4**4.5])
+
+
+def explored(config: Config) -> list[float]:
+    """The epsilons of all environments, those of actors that may join last, as the run and its actors build them."""
+    env = config.env_spec()
+    if config.inference == "central":
+        node = make_program(config, env).nodes["inference"]
+        return [float(x) for x in next(x for x in node.args if isinstance(x, np.ndarray))]
+    program = Program()
+    store, params, counters = add_shared(program, config, env)
+    for i in range(config.total_actors):
+        add_actor(program, config, env, i, store, params, counters)
+    policies = [program.nodes[f"policy/{i}"] for i in range(config.total_actors)]
+    return [float(x) for node in policies for x in next(x for x in node.args if isinstance(x, np.ndarray))]
+
+
+@pytest.mark.parametrize("inference", ["local", "central"])
+@pytest.mark.parametrize(("actors", "seats"), [(2, 4), (1, 1), (3, 7)])
+def test_empty_seats_take_no_rungs_of_the_ladder(inference: str, actors: int, seats: int) -> None:
+    values: dict[str, Any] = {"actors": actors, "envs_per_actor": 4, "inference": inference}
+    alone = explored(recipes.make("apex-dqn", **values))
+    joined = explored(recipes.make("apex-dqn", **values, **{"gate.listen": "127.0.0.1:0", "gate.seats": seats}))
+    n = 4 * actors
+    assert alone == (0.4 ** (1 + 3.0 * (np.arange(n) / (n - 1)))).tolist(), "without a gate the paper's, bit for bit"
+    assert joined[:n] == alone
+    rungs = (np.log(joined[n:]) / np.log(0.4) - 1) / 3
+    assert len(rungs) == 4 * seats
+    for taken in range(1, len(rungs) + 1):  # any number of environments that join is spread evenly: no gap over 2 / taken
+        ends = np.concatenate([[0], np.sort(rungs[:taken]), [1]])
+        assert np.diff(ends).min() > 1e-9 and np.diff(ends).max() < 2 / taken + 1e-9
+
+
+@pytest.mark.parametrize("recipe", ["apex-dpg", "impala"])
+def test_other_exploration_does_not_depend_on_seats(recipe: str) -> None:
+    actor = recipes.make(recipe, "Pendulum-v1" if recipe == "apex-dpg" else "CartPole-v1").actor
+    assert actor.explore(8, 4, 8).tolist() == actor.explore(8, 4, 99).tolist() == actor.explore(0, 4, 8).tolist()
 
 
 def test_every_environment_of_the_run_has_a_rung_of_its_own() -> None:

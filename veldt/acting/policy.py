@@ -37,15 +37,6 @@ class LinearDecay:
         return self.start + fraction * (self.end - self.start)
 
 
-def ladder(epsilon: float, alpha: float, first: int, n: int, total: int) -> Array:
-    """epsilon^(1 + alpha i / (total - 1)) of environments i = first ... first + n - 1 (Horgan et al. 2018).
-
-    A single environment is in the middle of the ladder.
-    """
-    rung = np.arange(first, first + n) / (total - 1) if total > 1 else np.full(n, 0.5)
-    return epsilon ** (1 + alpha * rung)
-
-
 @dataclass(eq=False, repr=False)
 class NetworkPolicy(Policy):
     """A network with the newest weights of `params`, an amount of exploration and a random generator. Records nothing."""

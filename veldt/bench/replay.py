@@ -27,7 +27,7 @@ from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
 from veldt.storing.replay import Replay
-from veldt.storing.selectors import Prioritized
+from veldt.storing.selectors import Prioritized, SumTree
 from veldt.storing.slots import plan_size
 from veldt.storing.windows import copy_windows
 
@@ -152,9 +152,10 @@ class ReplayBench:
 
         copying = alternate({"windows": windows, "memcpy": memcpy}, 10, self.rounds)
         inserting = alternate({"insert": insert, "memcpy": memcpy_block}, 100, self.rounds)
-        assert isinstance(store.selector, Prioritized)
+        tree = store.selector.tree
+        assert isinstance(tree, SumTree)
         blocks = sum(x.nbytes for x in store.rows.values())
-        size = blocks + store.selector.tree.nodes.nbytes + store.items.nbytes
+        size = blocks + tree.nodes.nbytes + store.items.nbytes
         return {
             "copy_windows_us": 1e6 * copying["windows"],
             "memcpy_us": 1e6 * copying["memcpy"],

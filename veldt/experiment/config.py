@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import tyro
 
-from veldt.acting.policy import Explore, LinearDecay, ladder
+from veldt.acting.policy import Explore, LinearDecay
 from veldt.algorithms.dqn import DQN
 from veldt.bounds import above, at_least, between
 from veldt.envs import Envs, make_env
@@ -20,7 +20,8 @@ from veldt.records.tree import Array
 # How actors explore, record and refresh their weights: one dataclass a method; `Config.actor` is one of them.
 #   block                    fresh steps in a block; 0: one unroll
 #   refresh                  steps of an actor between two looks for newer weights; 0: once a block
-#   explore(first, n, total) the exploration of environments first ... first + n - 1 out of `total` in the run
+#   explore(first, n, own)   the exploration of environments first ... first + n - 1; the run's own are 0 ... own - 1, and
+#                            those of actors that join come after them
 #   str()                    says in a few words how it explores
 
 
@@ -39,7 +40,7 @@ class ActorConfig:
 
     refresh: ClassVar[int] = 1
 
-    def explore(self, first: int, n: int, total: int) -> Explore | Array:
+    def explore(self, first: int, n: int, own: int) -> Explore | Array:
         return LinearDecay(self.epsilon, self.epsilon_end, self.epsilon_steps)
 
     def __str__(self) -> str:
@@ -48,7 +49,11 @@ class ActorConfig:
 
 @dataclass(frozen=True)
 class LadderConfig:
-    """Every environment has an epsilon of its own (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N."""
+    """Every environment has an epsilon of its own (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N.
+
+    N are the environments of the run's own actors. Those of actors that join are between them, wherever seats stay empty:
+    1/2, 1/4, 3/4, 1/8, ... of the way down (a van der Corput sequence) instead of i / (N - 1).
+    """
 
     block: Annotated[int, above(0)] = 64
     """Fresh steps in a block: an environment collects this many before they enter the store."""
@@ -59,11 +64,20 @@ class LadderConfig:
     alpha: Annotated[float, at_least(0)] = 7.0
     """How steeply epsilon falls from one environment to the next."""
 
-    def explore(self, first: int, n: int, total: int) -> Explore | Array:
-        return ladder(self.epsilon, self.alpha, first, n, total)
+    def explore(self, first: int, n: int, own: int) -> Explore | Array:
+        """A single environment of the run's own is in the middle."""
+        i = np.arange(first, first + n)
+        down = i / (own - 1) if own > 1 else np.full(n, 0.5)
+        down[i >= own] = [van_der_corput(k) for k in (i[i >= own] - own + 1).tolist()]
+        return self.epsilon ** (1 + self.alpha * down)
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} to {self.epsilon ** (1 + self.alpha):.2g}, one for each environment"
+
+
+def van_der_corput(k: int) -> float:
+    """1/2, 1/4, 3/4, 1/8, 5/8, ... for k = 1, 2, 3, ...: the binary digits of k, mirrored at the point."""
+    return int(f"{k:b}"[::-1], 2) / (1 << k.bit_length())
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class GaussianConfig:
     sigma: Annotated[float, at_least(0)] = 0.3
     """Standard deviation of the noise, where half of an action's range is 1."""
 
-    def explore(self, first: int, n: int, total: int) -> Explore | Array:
+    def explore(self, first: int, n: int, own: int) -> Explore | Array:
         return np.full(n, self.sigma)
 
     def __str__(self) -> str:
@@ -93,7 +107,7 @@ class UnrollConfig:
 
     block: ClassVar[int] = 0  # one unroll
 
-    def explore(self, first: int, n: int, total: int) -> Explore | Array:
+    def explore(self, first: int, n: int, own: int) -> Explore | Array:
         return np.ones(n)
 
     def __str__(self) -> str:
@@ -106,14 +120,21 @@ class StoreConfig:
     """Steps (100_000) or bytes (2GB)."""
     slack: Annotated[float, at_least(0)] = 0.0
     """Fraction by which the store may exceed its capacity until the learner trims it."""
-    selector: Literal["uniform", "prioritized", "fifo"] = "uniform"
-    """How items are drawn; fifo: each once, in order, and actors wait while the store is full."""
+    selector: Literal["uniform", "prioritized", "ranked", "fifo"] = "uniform"
+    """How items are drawn; prioritized: in proportion to their priority; ranked: to 1 / the rank of their priority; fifo:
+    each once, in order, and actors wait while the store is full."""
     alpha: Annotated[float, at_least(0)] = 0.6
-    """Prioritized: exponent of the priorities."""
+    """Prioritized, ranked: exponent of the priorities, or of the ranks."""
     beta: Annotated[float, at_least(0)] = 0.4
-    """Prioritized: exponent of the importance weights."""
+    """Prioritized, ranked: exponent of the importance weights, of which the largest in each batch is 1."""
+    beta_end: Annotated[float, at_least(0)] = 0.0
+    """Prioritized, ranked: beta at the end of the run, approached linearly with env steps; 0: it stays constant."""
     first_priorities: Literal["acted", "largest"] = "acted"
-    """Prioritized: priorities of new items; acted: from the values computed while acting, largest: the largest so far."""
+    """Prioritized, ranked: priorities of new items; acted: from the values computed while acting, largest: the largest so
+    far."""
+    evict: Literal["oldest", "priority"] = "oldest"
+    """Prioritized, ranked: which block a full store evicts: the oldest, or one of the four oldest, by the sum of its
+    priorities to the power of -0.4 (Ape-X DPG)."""
     min_size: Annotated[int, at_least(0)] = 1_000
     """Items before learning starts."""
     samples_per_insert: Annotated[float, at_least(0)] = 32.0

@@ -107,7 +107,7 @@ def _problems(config: Config) -> Iterator[str]:
         )
     if store.selector == "fifo" and not unrolls:
         yield f"store.selector fifo is a queue of unrolls, as impala has; {config.recipe} has none."
-    if store.selector == "prioritized" and unrolls:
+    if store.selector in ("prioritized", "ranked") and unrolls:
         yield "impala has no priorities: use store.selector fifo or uniform."
     if store.selector == "fifo" and (store.samples_per_insert != 1 or store.slack or config.learner.prefetch != 1):
         yield (
@@ -160,9 +160,9 @@ SCOPES = (
     Scope(("demos",), lambda c: c.store.selector != "fifo", "a replay store (this recipe has a queue)"),
     Scope(("demo_ratio",), lambda c: bool(c.demos) or c.recipe == "r2d3", "--demos DIRECTORY"),
     Scope(
-        ("store.alpha", "store.beta", "store.first_priorities"),
-        lambda c: c.store.selector == "prioritized",
-        "--store.selector prioritized",
+        ("store.alpha", "store.beta", "store.beta_end", "store.first_priorities", "store.evict"),
+        lambda c: c.store.selector in ("prioritized", "ranked"),
+        "--store.selector prioritized or ranked",
     ),
     Scope(
         ("store.actors_wait",),
@@ -187,14 +187,8 @@ def without_effect(config: Config) -> dict[str, str]:
 
 
 def refuse_without_effect(config: Config, recipe: Config) -> None:
-    """Raises a UserError for a setting that was given and has no effect: it is neither the recipe's nor the default."""
-    values, usual, default = flat(config), flat(recipe), flat(defaults(config))
+    """Raises a UserError for a setting that has no effect, and was given another value than the recipe's."""
+    values, usual = flat(config), flat(recipe)
     for name, needs in without_effect(config).items():
-        if values[name] not in (usual.get(name), default[name]):
+        if values[name] != usual[name]:
             raise UserError(f"{name} has no effect here: it needs {needs}.")
-
-
-def defaults(config: Any) -> Any:
-    """A config of the same classes in which every setting has its class's default."""
-    parts = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return type(config)(**{name: defaults(part) for name, part in parts.items() if dataclasses.is_dataclass(part)})

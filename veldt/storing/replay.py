@@ -1,4 +1,4 @@
-"""Replay: items are drawn again and again by a selector, and the oldest blocks are evicted when the store is full."""
+"""Replay: items are drawn again and again by a selector, and old blocks are evicted when the store is full."""
 
 import hashlib
 from typing import Any, ClassVar
@@ -8,7 +8,8 @@ import numpy as np
 
 from veldt.errors import UserError
 from veldt.metrics import DEMOS, STORE
-from veldt.records.block import Schema
+from veldt.ports import Source
+from veldt.records.block import Block, Schema
 from veldt.records.tree import Array
 from veldt.storing.limiters import Limiter
 from veldt.storing.ring import BlockRing
@@ -16,9 +17,15 @@ from veldt.storing.selectors import Prioritized, check_priorities
 from veldt.storing.slots import BlockMemory
 from veldt.storing.store import Sample
 
+EVICT = -0.4  # exponent of the priorities by which blocks are evicted (Horgan et al. 2018, Ape-X DPG)
+
 
 class Replay(BlockRing):
-    """A block that is inserted without priorities gets the largest so far."""
+    """A block that is inserted without priorities gets the largest so far.
+
+    The oldest block is evicted, or one of the `candidates` oldest: block b with probability W_b / sum_c W_c, where W is the
+    sum of p^-0.4 over the items of a block. The candidates that are older than it become the newest blocks, with new keys.
+    """
 
     def __init__(
         self,
@@ -31,8 +38,9 @@ class Replay(BlockRing):
         seed: int = 0,
         memory: BlockMemory | None = None,  # the one that the selector was made with
         pinned: bool = False,
+        candidates: int = 1,  # blocks of which one is evicted
     ) -> None:
-        self.selector, self.capacity = selector, capacity
+        self.selector, self.capacity, self.candidates = selector, capacity, candidates
         self.hard_capacity = int(capacity * (1 + slack))
         self.rng = np.random.default_rng(seed)
         super().__init__(schema, limiter, n_slots, memory, pinned)
@@ -78,17 +86,51 @@ class Replay(BlockRing):
         return self.next > self.oldest and self.size + more > self.hard_capacity
 
     def trim(self) -> None:
-        """Evicts the oldest blocks down to the capacity (Ape-X's learner does it every 100 updates)."""
+        """Evicts blocks down to the capacity (Ape-X's learner does it every 100 updates)."""
         while self.size > self.capacity:
             self._evict()
 
     def _evict(self) -> None:
-        slot = self.oldest % self.n_slots
-        leaves = slot * self.schema.starts + np.flatnonzero(self.items[slot])
+        if self.candidates > 1:
+            for _ in range(self._choose()):
+                self._make_newest()
+        leaves = self.item_leaves(self.oldest, self.oldest + 1)
         self.erase_oldest()
         self.selector.remove(leaves)
         self.size -= len(leaves)
         self.evicted += len(leaves)
+
+    def _choose(self) -> int:
+        """Which of the oldest blocks is evicted: the first without items, or one by the priorities of its items."""
+        weights = []
+        for serial in range(self.oldest, min(self.oldest + self.candidates, self.next)):
+            leaves = self.item_leaves(serial, serial + 1)
+            if not len(leaves):
+                return serial - self.oldest
+            weights.append(float((self.selector.priorities(leaves) ** EVICT).sum()))
+        upto = np.cumsum(weights)
+        return int(np.searchsorted(upto[:-1], self.rng.random() * upto[-1], side="right"))
+
+    def _make_newest(self) -> None:
+        """Gives the oldest block the next serial. In a full ring that is a new name for the same slot. Otherwise the block
+        is copied first: if this process is killed in between, the block is there twice."""
+        old, new = self.oldest % self.n_slots, self.next % self.n_slots
+        if old == new:
+            self.commit[old] = self.next + 1
+        else:
+            offsets = np.flatnonzero(self.items[old])
+            self.selector.move(old * self.schema.starts + offsets, new * self.schema.starts + offsets)
+            self.write(self.next, self._block(old), Source(*self.sources[old].tolist()))
+            self.erase(self.oldest)
+        self.oldest, self.next = self.oldest + 1, self.next + 1
+        self.keep()
+
+    def _block(self, slot: int) -> Block:
+        """A view of the block in a slot."""
+        at, s = slot * self.schema.rows, slot * self.schema.starts
+        rows = {name: x[at : at + self.schema.rows] for name, x in self.rows.items()}
+        starts = {name: x[s : s + self.schema.starts] for name, x in self.starts.items()}
+        return Block(self.schema, rows, starts, self.items[slot])
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"mass": self.selector.save(), "rng": self.rng.bit_generator.state}

@@ -175,7 +175,9 @@ class BlockRing(Slots, Store):
 
     def drop_items(self, first: int, stop: int) -> Array:
         """Removes the items of blocks first ... stop - 1, which keep their slots; the leaves that they had."""
-        leaves = self.item_leaves(max(first, self.oldest), min(stop, self.next))
+        first, stop = max(first, self.oldest), min(stop, self.next)
+        leaves = self.item_leaves(first, stop)
+        self._reserve(serial % self.n_slots for serial in range(first, stop))  # they were not written, and may be read
         self.items.reshape(-1)[leaves] = False
         self.size -= len(leaves)
         self.evicted += len(leaves)

@@ -4,7 +4,8 @@ Items are leaves: integers below `leaves`. A leaf that holds no item has no mass
 the largest so far are what a checkpoint saves.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numba
 import numpy as np
@@ -14,6 +15,19 @@ from veldt.storing.slots import BlockMemory, PrivateMemory
 
 FLOOR = 1e-6  # the smallest priority
 FAN = 8  # children of a node
+Beta = float | Callable[[], float]  # constant, or the present value
+
+
+class Leaves(Protocol):
+    """Leaves with a value each, drawn by these; a leaf without an item has the value 0. `SumTree` is one."""
+
+    @property
+    def total(self) -> float: ...  # mass
+    def __getitem__(self, index: Array | slice) -> Array: ...
+    def set(self, index: Array, values: Array, /) -> None: ...
+    def draw(self, points: Array) -> tuple[Array, Array]: ...
+    def rebuild(self, values: Array, /) -> None: ...
+    def check_valid(self) -> None: ...
 
 
 class Prioritized:
@@ -22,10 +36,18 @@ class Prioritized:
     A missing priority reads as the largest seen so far. Priorities are those that `check_priorities` returned.
     """
 
-    def __init__(self, leaves: int, alpha: float = 0.6, beta: float = 0.4, memory: BlockMemory | None = None) -> None:
-        self.alpha, self.beta = alpha, beta
-        self.tree = SumTree(leaves, memory)
+    def __init__(self, leaves: int, alpha: float = 0.6, beta: Beta = 0.4, memory: BlockMemory | None = None) -> None:
+        self.alpha, self._beta = alpha, beta
+        self.tree: Leaves = self._make_tree(leaves, memory)
         self.largest = 1.0  # mass, that is p^alpha
+
+    def _make_tree(self, leaves: int, memory: BlockMemory | None) -> Leaves:
+        return SumTree(leaves, memory)
+
+    @property
+    def beta(self) -> float:
+        """Now: it may be annealed."""
+        return self._beta() if callable(self._beta) else self._beta
 
     def insert(self, leaves: Array, priorities: Array | None) -> None:
         if priorities is None:
@@ -42,6 +64,14 @@ class Prioritized:
 
     def remove(self, leaves: Array) -> None:
         self.tree.set(leaves, np.zeros(len(leaves)))
+
+    def move(self, leaves: Array, to: Array) -> None:
+        self.tree.set(to, self.tree[leaves])
+        self.remove(leaves)
+
+    def priorities(self, leaves: Array) -> Array:
+        """Of these items; all 1 where alpha is 0, because then they have no effect."""
+        return np.asarray(self.tree[leaves] ** (1 / self.alpha if self.alpha else 0.0))
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """One leaf from each of n equal segments of the total mass; and how likely each leaf was, float64."""
@@ -96,13 +126,13 @@ class Uniform(Prioritized):
 def check_priorities(priorities: Array) -> Array:
     """A copy as float64, if they are finite and not negative. (Compiled functions take no read-only array of a message.)"""
     priorities = np.array(priorities, np.float64)
-    if not _well(priorities):
+    if not all_valid(priorities):
         raise ValueError(f"store: priorities must be finite and not negative, got {priorities}")
     return priorities
 
 
 @numba.njit("b1(f8[::1])", cache=True)
-def _well(x: Array) -> bool:
+def all_valid(x: Array) -> bool:
     well = True
     for i in range(len(x)):
         well &= (x[i] >= 0) & (x[i] < np.inf)
@@ -174,7 +204,7 @@ def _sum(nodes: Array, at: np.uint64) -> Any:
 @numba.njit("b1(f8[::1], i8[::1], i8[::1], f8[::1])", cache=True)
 def _set(nodes: Array, levels: Array, index: Array, mass: Array) -> bool:
     """Level by level, every parent once as long as the indices ascend. False: a mass is bad, and nothing was changed."""
-    if not _well(mass):
+    if not all_valid(mass):
         return False
     changed = np.empty(len(index), np.uint64)  # nodes of the level below
     for i in range(len(index)):

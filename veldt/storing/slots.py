@@ -6,6 +6,7 @@ in another process can tell whether what it copied was whole, and a store's inde
 """
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from veldt.records.block import Block, Schema
 from veldt.records.tree import PACKED, Array, Tree
 
 NO_SOURCE = Source(-1, -1)  # of a block that came in no message
+RESERVE = 4 << 20  # bytes of blocks whose pages are allocated in one go, in a few milliseconds
 
 
 class BlockMemory(Protocol):
@@ -26,6 +28,8 @@ class BlockMemory(Protocol):
     found: bool  # the arrays hold what an earlier process left in them
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array: ...
+    def sparse(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array: ...  # zeros that need `reserve`
+    def reserve(self, first: int, stop: int, parts: int) -> None: ...  # before parts of the sparse arrays are written
     def apart(self) -> "BlockMemory": ...  # the part that holds the blocks and nothing else
 
 
@@ -35,12 +39,19 @@ class PrivateMemory:
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
         return np.zeros(shape, dtype)
 
+    sparse = zeros  # the system allocates private pages when they are written
+
+    def reserve(self, first: int, stop: int, parts: int) -> None: ...
+
     def apart(self) -> Self:
         return self
 
 
 class Slots:
-    """The blocks with serials oldest ... next - 1. Another process can map those of a store that goes on meanwhile."""
+    """The blocks with serials oldest ... next - 1. Another process can map those of a store that goes on meanwhile.
+
+    A store starts at once, however large it is: pages for blocks are allocated when a process first writes near them.
+    """
 
     def __init__(self, schema: Schema, n_slots: int, memory: BlockMemory, oldest: int = 0, next_: int = 0) -> None:
         memory = memory.apart()
@@ -49,12 +60,21 @@ class Slots:
         self.next = next_  # serial of the next block
         self.commit = memory.zeros(n_slots, np.int64)  # serial + 1
         self.sources = memory.zeros((n_slots, 2), np.int64)  # Source, or NO_SOURCE
-        self.rows = schema.layout.zeros(n_slots * schema.rows, zeros=memory.zeros)
-        self.starts = schema.start_layout.zeros(n_slots * schema.starts, zeros=memory.zeros)
+        self.rows = schema.layout.zeros(n_slots * schema.rows, zeros=memory.sparse)
+        self.starts = schema.start_layout.zeros(n_slots * schema.starts, zeros=memory.sparse)
         self.items = memory.zeros((n_slots, schema.starts), np.bool_)
+        self._memory, self._per_part = memory, max(1, RESERVE // schema.nbytes)  # slots
+        self._reserved: set[int] = set()  # slot // per part
+
+    def _reserve(self, slots: Iterable[int]) -> None:
+        for part in {slot // self._per_part for slot in slots} - self._reserved:
+            first = part * self._per_part
+            self._memory.reserve(first, min(first + self._per_part, self.n_slots), self.n_slots)
+            self._reserved.add(part)
 
     def write(self, serial: int, block: Block, source: Source | None) -> None:
         slot = serial % self.n_slots
+        self._reserve((slot,))
         self.commit[slot] = 0
         at = slot * self.schema.rows
         for name, array in block.rows.items():
@@ -99,6 +119,7 @@ class Slots:
         serials = np.arange(first, first + len(next(iter(blocks.values()))))
         wanted = (serials >= self.oldest) & (serials < self.next)
         slots = serials[wanted] % self.n_slots
+        self._reserve(slots.tolist())
         for name, array in self._arrays().items():
             saved = blocks[name][wanted]
             if name.endswith(PACKED):
@@ -115,6 +136,7 @@ class Slots:
 
 
 LEAF_BYTES = 11  # a leaf of the sum tree, its share of the nodes above (8 / 7 of it), and the item flag
+RANKED_BYTES = 25  # key, place and mass of a leaf of the rank heap, and the item flag
 TREE_BYTES = 1024  # a sum tree rounds every level up to a cache line
 BLOCK_BYTES = 32  # a block's name and commit word
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -126,9 +148,9 @@ class Size(NamedTuple):
     nbytes: int
 
 
-def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0) -> Size:
+def plan_size(capacity: str | int, schema: Schema, slack: float = 0.0, leaf_bytes: int = LEAF_BYTES) -> Size:
     """The slots and bytes for a capacity in steps (`100_000`) or in bytes (`2GB`)."""
-    block = schema.nbytes + LEAF_BYTES * schema.starts + BLOCK_BYTES
+    block = schema.nbytes + leaf_bytes * schema.starts + BLOCK_BYTES
     amount, unit = parse_capacity(capacity)
     if unit:
         slots = int((amount - TREE_BYTES) // block)

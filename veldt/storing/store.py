@@ -19,12 +19,13 @@ class Sample(NamedTuple):
     probability: Array  # float64 [n]
 
     def part(self, first: int, every: int) -> "Sample":
-        """The items first, first + every, first + 2 * every, ..."""
+        """The items first, first + every, first + 2 * every, ... as a batch: its largest weight is 1."""
         if every == 1:
             return self
         keep = slice(first, None, every)
         rows, starts = ({name: x[keep] for name, x in tree.items()} for tree in (self.rows, self.starts))
-        return Sample(self.keys[keep], rows, starts, self.weights[keep], self.probability[keep])
+        weights = self.weights[keep] / self.weights[keep].max()
+        return Sample(self.keys[keep], rows, starts, weights, self.probability[keep])
 
 
 class Blocks(NamedTuple):

@@ -99,7 +99,7 @@ def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any
     """What actors and learner meet in: store, params and counters."""
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
-    return add_store(program, config, config.schema(env)), params, counters
+    return add_store(program, config, config.schema(env), counters), params, counters
 
 
 def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
@@ -114,7 +114,7 @@ def add_actor(
 ) -> None:
     """The i-th actor with its policy and recorder, in one process: that of `on`, or a new one."""
     seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
-    explore = config.actor.explore(i * n, n, n * config.total_actors)
+    explore = config.actor.explore(i * n, n, n * config.actors)
     how = (explore, derive(seed, "policy", i), config.refresh)
     policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
     on = on or policy
@@ -124,9 +124,10 @@ def add_actor(
 
 def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
     """One policy for all actors, and the recorder around it, in a process of their own. Returns the recorder."""
-    central, total = config.central, config.total_actors * config.envs_per_actor
-    local, n = config.runtime == "local", config.envs_per_actor // central.groups
-    explore, seed = config.actor.explore(0, total, total), derive(config.seed, "policy", 0)
+    central, each = config.central, config.envs_per_actor
+    total = each * config.total_actors
+    local, n = config.runtime == "local", each // central.groups
+    explore, seed = config.actor.explore(0, total, each * config.actors), derive(config.seed, "policy", 0)
     args = (config.algorithm, env, params, counters, explore, seed)
     policy = program.add(
         "inference",

@@ -10,6 +10,7 @@ import numpy as np
 
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Algorithm
+from veldt.counters import Counters
 from veldt.demos.recording import Immediate
 from veldt.demos.set import Demos
 from veldt.errors import UserError
@@ -18,64 +19,81 @@ from veldt.records.block import Block, Schema
 from veldt.records.tree import Array, Tree
 from veldt.seeds import derive
 from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
+from veldt.storing.ranks import Ranked
 from veldt.storing.replay import Mixture, Replay
 from veldt.storing.ring import UnrollQueue
 from veldt.storing.selectors import Prioritized, Uniform
-from veldt.storing.slots import BlockMemory, Size, plan_size
+from veldt.storing.slots import LEAF_BYTES, RANKED_BYTES, BlockMemory, Size, plan_size
 from veldt.storing.store import insert_examples
 
+CANDIDATES = 4  # of which one is evicted by priority: on average 1.5 blocks are copied for it
 
-def add_store(program: Program, config: Any, schema: Schema) -> Any:
+
+def add_store(program: Program, config: Any, schema: Schema, counters: Any = None) -> Any:
     build, examples, constants = store_builder(config), insert_examples(schema), {"schema": schema}
-    return program.add("store", build, config, schema, BLOCK_MEMORY, examples=examples, constants=constants)
+    return program.add("store", build, config, schema, BLOCK_MEMORY, counters, examples=examples, constants=constants)
 
 
 def store_builder(config: Any) -> Callable[..., Replay | UnrollQueue | Mixture]:
-    """What builds the store of this config, from config, schema and block memory."""
+    """What builds the store of this config, from config, schema, block memory and the counters of the run."""
     if config.store.selector == "fifo":
         return make_queue
     return make_mixture if config.demos else make_replay
 
 
-def make_replay(config: Any, schema: Schema, memory: BlockMemory | None = None) -> Replay:
-    return Replay(*_replay_arguments(config, schema, memory))
+def make_replay(config: Any, schema: Schema, memory: BlockMemory | None = None, counters: Counters | None = None) -> Replay:
+    return Replay(*_replay_arguments(config, schema, memory, counters))
 
 
-def _replay_arguments(config: Any, schema: Schema, memory: BlockMemory | None) -> tuple[Any, ...]:
+def _replay_arguments(
+    config: Any, schema: Schema, memory: BlockMemory | None, counters: Counters | None
+) -> tuple[Any, ...]:
     size, store = store_size(config, schema), config.store
     limiter: Limiter = MinSize(store.min_size)
     if store.samples_per_insert:
         burst, batch = config.envs_per_actor * schema.starts, config.learner.batch * config.learner.prefetch
         limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
-    selector, seed = _make_selector(config, size.slots * schema.starts, memory), derive(config.seed, "store")
-    pinned = config.device != "cpu"
-    return schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, pinned
+    selector, seed = _make_selector(config, size.slots * schema.starts, memory, counters), derive(config.seed, "store")
+    pinned, candidates = config.device != "cpu", CANDIDATES if store.evict == "priority" else 1
+    return schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, pinned, candidates
 
 
-def make_queue(config: Any, schema: Schema, memory: BlockMemory | None = None) -> UnrollQueue:
+def make_queue(
+    config: Any, schema: Schema, memory: BlockMemory | None = None, counters: Counters | None = None
+) -> UnrollQueue:
     size = store_size(config, schema)
     return UnrollQueue(schema, Queue(size.capacity), size.slots, memory, pinned=config.device != "cpu")
 
 
-def make_mixture(config: Any, schema: Schema, memory: BlockMemory | None = None) -> Mixture:
+def make_mixture(
+    config: Any, schema: Schema, memory: BlockMemory | None = None, counters: Counters | None = None
+) -> Mixture:
     size = demos_size(config, schema)
     leaves = size.slots * schema.starts
-    selector, seed = _make_selector(config, leaves, None), derive(config.seed, "demonstrations")
+    selector, seed = _make_selector(config, leaves, None, counters), derive(config.seed, "demonstrations")
     demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed)
     for block in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
         demos.insert(block, None)
-    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory))
+    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory, counters))
 
 
-def _make_selector(config: Any, leaves: int, memory: BlockMemory | None) -> Prioritized:
-    if config.store.selector == "prioritized":
-        return Prioritized(leaves, config.store.alpha, config.store.beta, memory)
-    return Uniform(leaves, memory)
+def _make_selector(config: Any, leaves: int, memory: BlockMemory | None, counters: Counters | None) -> Prioritized:
+    store, steps = config.store, config.steps
+    if store.selector == "uniform":
+        return Uniform(leaves, memory)
+
+    def annealed() -> float:
+        assert counters is not None
+        done = min(1.0, counters.get("env_steps") / steps)
+        return float(store.beta + done * (store.beta_end - store.beta))
+
+    beta = annealed if store.beta_end and counters is not None else store.beta
+    return {"prioritized": Prioritized, "ranked": Ranked}[store.selector](leaves, store.alpha, beta, memory)
 
 
 def store_size(config: Any, schema: Schema) -> Size:
     """Raises a UserError for a store with which learning could never start."""
-    size = plan_size(config.store.capacity, schema, config.store.slack)
+    size = plan_size(config.store.capacity, schema, config.store.slack, _leaf_bytes(config))
     batch = config.learner.batch * config.learner.prefetch
     if config.store.selector == "fifo" and size.capacity < batch:
         raise UserError(
@@ -94,7 +112,11 @@ def store_size(config: Any, schema: Schema) -> Size:
 def demos_size(config: Any, schema: Schema) -> Size:
     """Of the store of demonstrations: every episode begins a block."""
     slots = int((-(-(Demos.open(config.demos).lengths + 1) // schema.fresh)).sum()) if config.demos else 0
-    return plan_size(slots * schema.fresh, schema) if slots else Size(0, 0, 0)
+    return plan_size(slots * schema.fresh, schema, leaf_bytes=_leaf_bytes(config)) if slots else Size(0, 0, 0)
+
+
+def _leaf_bytes(config: Any) -> int:
+    return RANKED_BYTES if config.store.selector == "ranked" else LEAF_BYTES
 
 
 def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[Block]:

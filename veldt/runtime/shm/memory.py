@@ -20,7 +20,8 @@ from veldt.records.tree import Array, Tree
 
 PAGE = mmap.PAGESIZE
 ALIGN = 8  # bytes; arrays of a message begin at multiples of this
-LARGE = 64 << 20  # bytes; larger arrays are checked against free RAM: the kernel may kill a process that asks for too much
+LARGE = 64 << 20  # bytes; what is larger is checked against free RAM before it is allocated
+SPARE = LARGE  # bytes that stay free beside what is allocated while a run goes on
 # On x86-64 stores become visible in program order. Elsewhere, and with VELDT_DEBUG=1, messages carry checksums.
 CHECKED = platform.machine() not in ("x86_64", "AMD64") or os.environ.get("VELDT_DEBUG", "") not in ("", "0")
 
@@ -43,10 +44,11 @@ def make_shared_memory(name: str) -> int:
     return os.memfd_create(name, os.MFD_CLOEXEC)
 
 
-def reserve(fd: int, nbytes: int) -> None:
-    """Gives a memfd this size and allocates every page."""
+def reserve(fd: int, stop: int, first: int = 0) -> None:
+    """Allocates every page of bytes first ... stop - 1 of a memfd, which becomes larger if it is smaller."""
+    nbytes = stop - first
     try:
-        os.posix_fallocate(fd, 0, nbytes)
+        os.posix_fallocate(fd, first, nbytes)
     except OSError as error:
         if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
             raise
@@ -214,30 +216,67 @@ class Latest:
 
 class Arena:
     """Arrays in shared memory that outlives this process. A successor that asks for the same arrays in the same order finds
-    their contents."""
+    their contents.
+
+    The kernel clears each page that it allocates: 16 GB take half a minute. So the pages of `sparse` arrays are allocated
+    in parts, and whoever writes to a part calls `reserve` for it before: a page that cannot be allocated is then an error,
+    and never a SIGBUS. To read a part that nobody has written allocates it too, so nobody does.
+    """
 
     def __init__(self, fd: int, blocks: int | None = None) -> None:
         self.fd, self._blocks = fd, blocks
         self.found = os.fstat(fd).st_size > 0  # an earlier incarnation has made the arrays
         self._at = 0
+        self._sparse: list[tuple[int, int]] = []  # offset and bytes of each array
 
     def apart(self) -> "Arena":
         """The arena for blocks: separate shared memory, if there is one, which other processes can map without the rest."""
         return self if self._blocks is None else Arena(self._blocks)
 
     def zeros(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
-        shape = (shape,) if isinstance(shape, int) else shape
-        nbytes = np.dtype(dtype).itemsize * math.prod(shape)
-        stop = self._at + -(-max(1, nbytes) // PAGE) * PAGE
+        stop = self._at + _whole_pages(_nbytes(shape, dtype))
         if os.fstat(self.fd).st_size < stop:
-            if nbytes > LARGE and nbytes > (free := available_memory()):
-                needed = f"{nbytes / 1e6:,.1f} MB of shared memory are needed"
-                raise UserError(f"{needed}, {free / 1e6:,.1f} MB are free; lower store.capacity.")
-            reserve(self.fd, stop)
+            _check_free(stop - self._at)
+            reserve(self.fd, stop, self._at)
+        return self._map(shape, dtype, stop)
+
+    def sparse(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> Array:
+        """As `zeros`, but the pages are not allocated yet; all of them together must fit into what is free."""
+        stop = self._at + _whole_pages(_nbytes(shape, dtype))
+        self._sparse.append((self._at, _nbytes(shape, dtype)))
+        state = os.fstat(self.fd)
+        if state.st_size < stop:
+            _check_free(stop - 512 * state.st_blocks)
+            os.ftruncate(self.fd, stop)
+        return self._map(shape, dtype, stop)
+
+    def reserve(self, first: int, stop: int, parts: int) -> None:
+        """Allocates parts first ... stop - 1 of each sparse array, out of so many of equal size."""
+        spans = [(at + n * first // parts, at + n * stop // parts) for at, n in self._sparse if n]
+        _check_free(sum(end - begin for begin, end in spans) + SPARE)
+        for begin, end in spans:
+            reserve(self.fd, end, begin)
+
+    def _map(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike, stop: int) -> Array:
         # Each array has a mapping of its own, which is unmapped with the array.
         array: Array = np.ndarray(shape, dtype, mmap.mmap(self.fd, stop - self._at, offset=self._at))
         self._at = stop
         return array
+
+
+def _nbytes(shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> int:
+    return np.dtype(dtype).itemsize * math.prod((shape,) if isinstance(shape, int) else shape)
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-max(1, nbytes) // PAGE) * PAGE
+
+
+def _check_free(nbytes: int) -> None:
+    """Where RAM is short, the kernel may kill a process that asks for much, instead of refusing it."""
+    if nbytes > LARGE and nbytes > (free := available_memory()):
+        needed = f"{nbytes / 1e6:,.1f} MB of shared memory are needed"
+        raise UserError(f"{needed}, {free / 1e6:,.1f} MB are free; lower store.capacity.")
 
 
 class Waker(Protocol):
