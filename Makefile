@@ -1,11 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
+QUICK := $(addprefix tests/, records storing learning nets acting algorithms/test_dqn.py algorithms/test_vtrace.py \
+	envs/test_envs.py test_architecture.py test_bounds.py test_metrics.py test_mutants.py test_program.py)
 
-.PHONY: help venv demo test test-long test-mutants lint bench clean
+.PHONY: help venv demo test test-quick test-long test-mutants lint bench clean
 
 help:
 	@echo "make demo          train CartPole with Ape-X and the live table, evaluate it, draw its curve, record a video"
-	@echo "make test          lint and all tests (under 15 minutes on two cores)"
+	@echo "make test          lint and all tests (10 to 17 minutes on two cores)"
+	@echo "make test-quick    lint and the tests that start no run: the data path, stores, losses, networks (under 2 minutes)"
 	@echo "make test-long     the soaks and sweeps too"
 	@echo "make test-mutants  put known bugs of replay back, one at a time, and show the tests that catch them"
 	@echo "make bench         measure this machine against its limits, Stable-Baselines3, cpprb and multiprocessing"
@@ -33,6 +36,9 @@ lint: venv
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-quick: lint
+	$(BIN)/pytest -n 2 $(QUICK)
 
 test-long: lint
 	VELDT_EXAMPLES=20 $(BIN)/pytest -m 'long or not long'
