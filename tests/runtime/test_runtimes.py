@@ -110,8 +110,8 @@ def test_the_blocks_of_each_actor_arrive_in_order_and_unchanged(runtime: Any) ->
 # Back-pressure and rates.
 
 
-def refusing_store(config: Any, schema: Schema, memory: Any = None) -> Replay:
-    store = make_replay(config, schema, memory)
+def refusing_store(config: Any, schema: Schema, memory: Any = None, counters: Any = None) -> Replay:
+    store = make_replay(config, schema, memory, counters)
     store.limiter = chaos.Never()
     return store
 

@@ -1,5 +1,6 @@
 """Shared memory without a name: a descriptor that is passed to other processes, and what lies in its mapping."""
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -8,6 +9,7 @@ import mmap
 import os
 import platform
 import zlib
+from collections.abc import Iterator
 from ctypes import c_int, c_long, c_void_p
 from typing import Any, Protocol, Self
 
@@ -46,9 +48,15 @@ def make_shared_memory(name: str) -> int:
 
 def reserve(fd: int, stop: int, first: int = 0) -> None:
     """Allocates every page of bytes first ... stop - 1 of a memfd, which becomes larger if it is smaller."""
-    nbytes = stop - first
+    with _needing(stop - first):
+        os.posix_fallocate(fd, first, stop - first)
+
+
+@contextlib.contextmanager
+def _needing(nbytes: int) -> Iterator[None]:
+    """A UserError where the system has not that much shared memory."""
     try:
-        os.posix_fallocate(fd, first, nbytes)
+        yield
     except OSError as error:
         if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
             raise
@@ -247,7 +255,8 @@ class Arena:
         state = os.fstat(self.fd)
         if state.st_size < stop:
             _check_free(stop - 512 * state.st_blocks)
-            os.ftruncate(self.fd, stop)
+            with _needing(stop):
+                os.ftruncate(self.fd, stop)
         return self._map(shape, dtype, stop)
 
     def reserve(self, first: int, stop: int, parts: int) -> None:
