@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -1130,8 +1131,8 @@ MUTANTS = [
         "dueling-streams-share-a-layer",
         "The two streams of a dueling network are linear layers on one shared hidden layer.",
         "algorithms/dqn.py",
-        "last=not self.dueling)\n            hidden = torso.width if self.dueling else 0",
-        "last=True)\n            hidden = 0",
+        "last=last, normalize=normalize)\n            width = torso.width if self.dueling else 0",
+        "last=True, normalize=normalize)\n            width = 0",
         (DQN + "test_the_dueling_network_for_atari_is_wang_et_als",),
     ),
     Mutant(
@@ -2015,16 +2016,18 @@ def failed(output: str) -> list[str]:
     return [line.removeprefix("FAILED ").split(" - ")[0] for line in lines]
 
 
-def catch(mutant: Mutant) -> tuple[bool, str]:
-    """Whether it is caught, and by which test."""
+def catch(mutant: Mutant) -> tuple[bool, str, float]:
+    """Whether it is caught, by which test, and after how many seconds."""
+    began = time.monotonic()
     status, output = run_tests(mutant.tests, mutant)
+    seconds = time.monotonic() - began
     if status == -1:
-        return mutant.hangs, "out of time"
+        return mutant.hangs, "out of time", seconds
     found = failed(output)
     if status == 1 and found:
-        return True, found[0]
+        return True, found[0], seconds
     if status == 0:
-        return False, "SURVIVED"
+        return False, "SURVIVED", seconds
     sys.exit(f"{mutant.name}: pytest ended with {status}, but no test failed:\n{output[-4000:]}")
 
 
@@ -2061,12 +2064,11 @@ def main(words: list[str]) -> int:
         sys.exit(f"without any mutant the tests have to pass:\n{output[-4000:]}")
     print(f"{len(tests)} tests pass without any mutant ({time.monotonic() - began:.0f} s)", flush=True)
     survivors = []
-    for mutant in chosen:
-        start = time.monotonic()
-        caught, how = catch(mutant)
-        if not caught:
-            survivors.append(mutant.name)
-        print(f"{mutant.name:38} {time.monotonic() - start:5.1f} s  {how}", flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, (caught, how, seconds) in zip(chosen, pool.map(catch, chosen), strict=True):
+            if not caught:
+                survivors.append(mutant.name)
+            print(f"{mutant.name:38} {seconds:5.1f} s  {how}", flush=True)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} caught in {time.monotonic() - began:.0f} s")
     if survivors:
         print(f"not caught: {', '.join(survivors)}")
