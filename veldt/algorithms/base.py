@@ -127,6 +127,8 @@ class Observer(Algorithm):
     """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
     stacked: tuple[str, ...] = ()
     """Keys of a Dict observation that history stacks (none given: all)."""
+    normalize_obs: bool = False
+    """Vectors of floats are normalised by the running mean and standard deviation of what was learned from."""
 
     def check(self, env: EnvSpec) -> None:
         bounds.check(self, "algorithm.")
@@ -145,7 +147,7 @@ class Observer(Algorithm):
     ) -> tuple[nn.Module, int]:
         """The torso that `network_from` makes, or else the package's, and the width of its features."""
         if not network_from:
-            torso = torso_for(env, self.history, self.stacked, hidden, convnet, large)
+            torso = torso_for(env, self.history, self.stacked, hidden, convnet, large, normalize=self.normalize_obs)
             return torso, torso.features
         return user_network(network_from, env, self.history, self.stacked, "[B, features]")
 

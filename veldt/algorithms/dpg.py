@@ -26,6 +26,7 @@ from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above, at_least
 from veldt.errors import UserError
 from veldt.nets.networks import NormedMLP
+from veldt.nets.normalize import RunningNorm
 from veldt.nets.torsos import as_float, blank_rows
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
@@ -37,14 +38,22 @@ class ActorCritic(nn.Module):
     center: Tensor  # [A], of the environment's range
     radius: Tensor  # [A], half of that range
 
-    def __init__(self, inputs: int, space: spaces.Box, actor: tuple[int, ...], critic: tuple[int, ...]) -> None:
+    def __init__(
+        self, inputs: int, space: spaces.Box, actor: tuple[int, ...], critic: tuple[int, ...], normalize: bool = False
+    ) -> None:
         super().__init__()
+        self.norm = RunningNorm(inputs) if normalize else nn.Identity()
         low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
         self.shape = space.shape
         self.actor = NormedMLP(inputs, actor, len(low))
         self.critic = NormedMLP(inputs + len(low), critic, 1)
         self.register_buffer("center", torch.from_numpy(low / 2 + high / 2).float())
         self.register_buffer("radius", torch.from_numpy(high / 2 - low / 2).float())
+
+    def see(self, obs: Any) -> Tensor:
+        """An observation, or a dict of them, as one vector [B, D], normalised."""
+        x: Tensor = self.norm(flat(obs))
+        return x
 
     def pi(self, x: Tensor) -> Tensor:
         return torch.tanh(self.actor(x))
@@ -91,14 +100,14 @@ class DPG(ActionValues):
     def network(self, env: EnvSpec) -> nn.Module:
         assert isinstance(env.action_space, spaces.Box)
         blank = flat(self.observe(blank_rows(env, self.history), self.history - 1))
-        return ActorCritic(blank.shape[1], env.action_space, self.actor, self.critic)
+        return ActorCritic(blank.shape[1], env.action_space, self.actor, self.critic, self.normalize_obs)
 
     def act(
         self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
     ) -> tuple[Tree, Tensors]:
         """The policy's action plus Gaussian noise of standard deviation explore[i], clipped to the bounds."""
         assert isinstance(net, ActorCritic)
-        x = flat(self.observe(rows, self.history - 1))
+        x = net.see(self.observe(rows, self.history - 1))
         pi = net.pi(x)  # [n, A]
         noise = explore[:, None] * rng.standard_normal(tuple(pi.shape))
         a = (pi + torch.from_numpy(noise).to(pi)).clamp_(-1, 1)
@@ -109,7 +118,7 @@ class DPG(ActionValues):
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         assert isinstance(net, ActorCritic) and isinstance(target, ActorCritic)
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
-        x_tm1, x_t = flat(s_tm1), flat(s_t)
+        x_tm1, x_t = net.see(s_tm1), target.see(s_t)
         q_tm1 = net.q(x_tm1, net.unit(a_tm1))  # [B]
         with torch.no_grad():
             y = torch.addcmul(r_t, discount_t, target.q(x_t, target.pi(x_t)))

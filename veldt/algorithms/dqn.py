@@ -51,9 +51,10 @@ class DQN(ActionValues):
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:
-            torso = torso_for(env, self.history, self.stacked, self.hidden, self.convnet, last=not self.dueling)
-            hidden = torso.width if self.dueling else 0
-            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, hidden))
+            last, hidden, normalize = not self.dueling, self.hidden, self.normalize_obs
+            torso = torso_for(env, self.history, self.stacked, hidden, self.convnet, last=last, normalize=normalize)
+            width = torso.width if self.dueling else 0
+            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, width))
         gives, n = f"[B, {env.n_actions}] action values", env.n_actions
         return user_network(self.network_from, env, self.history, self.stacked, gives, n)[0]
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from veldt import callables
 from veldt.errors import UserError
+from veldt.nets.normalize import RunningNorm
 from veldt.records.history import observation
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, ArraySpec
@@ -44,16 +45,18 @@ class Torso(nn.Module):
 
 
 class MLP(Torso):
-    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]."""
+    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]. `normalize`: see RunningNorm."""
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], last: bool = True) -> None:
+    def __init__(self, inputs: int, hidden: tuple[int, ...], last: bool = True, normalize: bool = False) -> None:
         super().__init__()
+        self.norm = RunningNorm(inputs) if normalize else None
         sizes = (inputs, *(hidden if last else hidden[:-1]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.features, self.width = sizes[-1], hidden[-1] if hidden else 0
 
     def forward(self, x: Tensor) -> Tensor:
         x = as_float(x).reshape(len(x), -1)
+        x = x if self.norm is None else self.norm(x)
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
             x = F.relu(F.linear(x, layer.weight, layer.bias))  # calling a small layer as a module takes twice as long
@@ -245,12 +248,13 @@ def torso_for(
     convnet: str = "auto",
     large: str = "nature",
     last: bool = True,
+    normalize: bool = False,
 ) -> Torso:
     """A convolutional network for images, an MLP for other observations, one torso for each key of a Dict.
 
     `auto`: uint8 or bool images of at least 36 x 36 get the convnet named by `large`; smaller ones with channels, as
     MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to the large images of a Dict.
-    Without `last` the last linear layer of each torso is left to the heads.
+    Without `last` the last linear layer of each torso is left to the heads. `normalize` is for vectors of floats.
     """
     torsos: dict[str, Torso] = {}
     for name, column in env.observation.items():
@@ -263,7 +267,7 @@ def torso_for(
         elif kind == "large":
             kind = large
         if kind == "mlp":
-            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden, last)
+            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden, last, normalize and column.dtype.kind == "f")
         elif image is None:
             raise UserError(f"convnet {kind} needs an image, but {env.name} has the observation {list(column.shape)}.")
         else:
