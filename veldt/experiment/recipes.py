@@ -216,7 +216,7 @@ def impala(env: str) -> Config:
     return replace(
         config,
         steps=4_000_000 if small else 300_000,
-        algorithm=VTraceActorCritic(normalize=True, entropy_cost=0.02 if small else 0.01),
+        algorithm=VTraceActorCritic(gamma=0.99 if small else 0.995, normalize=True, entropy_cost=0.02 if small else 0.01),
         store=replace(QUEUE, capacity=str(16 * 20)),
         learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
         eval=replace(config.eval, every=200_000 if small else 30_000),
