@@ -46,8 +46,8 @@ def run(argv: list[str]) -> int:
     )
     if result.bad_episodes:
         print(
-            f"{result.bad_episodes} of these episodes had observations or rewards that are not finite, or outside their "
-            "space: the policy got zeros for such observations, and returns are the sums of the finite rewards"
+            f"{result.bad_episodes} of these episodes had observations or rewards that are not finite: the policy got "
+            "zeros for such observations, and returns are the sums of the finite rewards"
         )
     if args.video is not None:
         frames = record_video(Run(args.run), args.video, args.seed, epsilon=args.epsilon)

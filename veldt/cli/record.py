@@ -106,7 +106,7 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
     _check_protocol(env, protocol)
     policy = Run(path).policy(args.epsilon)
     policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
-    envs = make_env(env, 1, protocol=protocol)
+    envs = make_env(env, 1, protocol=protocol, clip=config.clip_observations)
     theirs, ours = policy.env, envs.spec
     if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):
         envs.close()

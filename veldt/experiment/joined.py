@@ -34,7 +34,8 @@ def assign(config: Any, i: int) -> dict[str, Any]:
         return told | {"config": as_plain(config)}
     groups = list(range(i * config.central.groups, (i + 1) * config.central.groups))
     n = config.envs_per_actor // config.central.groups
-    return told | {"protocol": config.protocol, "n": n, "groups": groups, "seed": config.seed}
+    env = {"protocol": config.protocol, "clip": config.clip_observations}
+    return told | env | {"n": n, "groups": groups, "seed": config.seed}
 
 
 def make_token(path: Path) -> str:
@@ -97,7 +98,8 @@ def _central(link: Link, told: dict[str, Any]) -> Host:
     known = {"recorder": Proxy(ports_of(Policy), session.ends("recorder", {})), "counters": Counters(session.rows)}
     program = Program()
     recorder, counters = (program.add(name, object) for name in known)
-    envs, name = partial(make_env, str(told["env"]), protocol=str(told["protocol"])), f"actor/{int(told['index'])}"
+    envs = partial(make_env, str(told["env"]), protocol=str(told["protocol"]), clip=bool(told["clip"]))
+    name = f"actor/{int(told['index'])}"
     groups = tuple(int(group) for group in told["groups"])
     program.add(name, Actor, envs, int(told["n"]), recorder, counters, int(told["seed"]), name, groups, INCARNATION)
     return _host(link, program, known)

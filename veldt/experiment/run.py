@@ -76,14 +76,15 @@ class Run:
     def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
         """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind.
 
-        `bad_episodes` counts those with observations or rewards that were not finite or outside their space.
+        `bad_episodes` counts those with observations or rewards that were not finite.
         """
         check_value("episodes", episodes, above(0))
         check_value("seed", seed, at_least(0))
         if epsilon is not None:
             check_value("epsilon", epsilon, between(0, 1))
         config = self.config
-        with closing(make_env(env or config.env, min(episodes, 20), protocol=config.protocol)) as envs:
+        clip, n = config.clip_observations, min(episodes, 20)
+        with closing(make_env(env or config.env, n, protocol=config.protocol, clip=clip)) as envs:
             theirs, own = envs.spec, config.env_spec() if env else envs.spec
             if own.observation != theirs.observation or own.action_space != theirs.action_space:
                 raise UserError(
