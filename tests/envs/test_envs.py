@@ -750,3 +750,34 @@ def test_a_box_of_truth_values_is_an_observation() -> None:
 
     step = make_env(Switches, 2).reset(0)
     assert step["obs"].dtype == np.bool_ and step["valid"].all()
+
+
+class Broken(Chain):
+    """Two of three observations are not finite."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, done, truncated, info = super().step(action)
+        self.t = getattr(self, "t", 0) + 1
+        return (obs if self.t % 3 == 0 else np.full(8, np.nan, np.float32)), reward, done, truncated, info
+
+
+BROKEN = {"steps": 4_000, "eval.every": 0, "checkpoint.every": 0, "envs_per_actor": 8}
+
+
+def test_a_run_ends_when_too_many_of_its_observations_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"Broken: 6\d\d of the last 1,0\d\d observations were not .* max_bad \(0.1\)"):
+        train("dqn", env=Broken, run=tmp_path / "r", **TINY | BROKEN | {"log.every": 0.01})
+    lines = Run(tmp_path / "r").metrics
+    assert lines[-1]["env_steps"] < 1_200 and 0.6 < lines[-1]["bad_fraction"] < 0.7
+    assert "bad observations 6" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_as_many_bad_observations_as_it_may_have(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "r", env=Broken, **BROKEN | {"max_bad": 0.7})
+    assert run.metrics[-1]["env_steps"] >= 4_000
+    with pytest.raises(UserError, match=r"max_bad \(0.5\)"):  # a resume may change it
+        tiny(tmp_path / "r", env=Broken, **BROKEN | {"max_bad": 0.5, "steps": 8_000})
+
+
+def test_good_observations_have_no_fraction(tmp_path: Path) -> None:
+    assert not any("bad_fraction" in line for line in tiny(tmp_path / "r", env=Chain, steps=300).metrics)

@@ -222,6 +222,9 @@ class Config:
     """Everything random follows from it."""
     clip_observations: bool = False
     """Clip observations to the bounds of their space; otherwise those outside are kept, with a warning."""
+    max_bad: Annotated[float, between(0, 1)] = 0.1
+    """Fraction of bad observations (they, or their rewards, are not finite) of the last thousand, above which the run ends;
+    1: it goes on."""
     actors: Annotated[int, above(0)] = 1
     """Processes that act."""
     envs_per_actor: Annotated[int, above(0)] = 8

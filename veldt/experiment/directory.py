@@ -34,6 +34,7 @@ MAY_CHANGE = {  # on resume
     "device",
     "eval.episodes",
     "step_timeout",
+    "max_bad",
 }
 
 
