@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from veldt.errors import UserError
+from veldt.foreign import plain, read_text
 from veldt.program import Node
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
@@ -263,8 +264,8 @@ def save(declarations: Declarations, directory: Path) -> None:
 def load(directory: Path) -> Declarations:
     """The declarations of a run, as far as they can be read."""
     try:
-        entries = json.loads((directory / FILE).read_text())
-    except (OSError, ValueError):
+        entries = plain(json.loads(read_text(directory / FILE)))
+    except (OSError, ValueError, RecursionError):
         entries = []
     out = Declarations(PACKAGE)
     for entry in entries if isinstance(entries, list) else []:

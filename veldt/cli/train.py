@@ -62,7 +62,7 @@ def _defaults(recipe: str, flags: list[str]) -> Config:
     file, env = _peek(flags, "--config"), _peek(flags, "--env")
     values: dict[str, object] = {}
     if file is not None:
-        values = as_plain(load_config(Path(file)))
+        values = as_plain(load_config(Path(file).resolve()))
         env = env or str(values["env"])
         values.pop("recipe"), values.pop("env")
         if not is_atari(env):

@@ -11,10 +11,12 @@ from typing import Any
 
 import yaml
 
+from veldt import bounds
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
+from veldt.foreign import plain, read_text, regular
 
 log = logging.getLogger("veldt")
 
@@ -48,12 +50,23 @@ def default_directory(config: Config) -> Path:
     return path
 
 
-def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+class ConfigLoader(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them are a value too large to print."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "it has an alias")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
     try:
-        return loader(path.read_text()).get_single_data()
+        return plain(loader(read_text(path)).get_single_data())
     except FileNotFoundError:
         raise UserError(f"There is no {path}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
 
 
@@ -66,7 +79,11 @@ def load_config(path: Path) -> Config:
         del actor["refresh"]  # older runs have this setting, without effect
     if isinstance(learner, dict) and learner.pop("momentum", 0):  # of older runs
         log.warning("%s: learner.momentum is ignored; RMSProp has no velocity any more, as in the papers", path)
-    config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
+    try:
+        config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
+        bounds.check(config)
+    except (UserError, OverflowError) as error:  # a float that no int can hold
+        raise UserError(f"{path}: {error}") from None
     return config
 
 
@@ -86,7 +103,7 @@ def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
     with its holder."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / ".lock", "a+")  # noqa: SIM115
+        file = open(directory / ".lock", "a+", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise UserError(f"{directory} cannot be written ({error.strerror}); choose another {flag}.") from None
     with file:

@@ -136,7 +136,7 @@ class _Loader(yaml.SafeLoader):
 
 def read_spec(path: Path) -> Spec:
     """Reads and checks a sweep's file: builds all configs, and makes and closes their environments."""
-    values = read_yaml(path, _Loader)
+    values = read_yaml(path.resolve(), _Loader)
     try:
         return _spec(values, path.stem)
     except UserError as error:

@@ -21,6 +21,7 @@ from veldt.errors import UserError
 from veldt.experiment.settings import as_plain
 from veldt.experiment.sweep import Spec, Trial
 from veldt.files import replace_text
+from veldt.foreign import regular
 from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
 from veldt.watching.links import format_seconds
@@ -66,7 +67,7 @@ class Child:
         command = [sys.executable, "-P", "-c", CODE, str(os.getpid()), json.dumps([train, evaluate])]
         environment = {**os.environ, "VELDT_PATH": json.dumps([path for path in sys.path if isinstance(path, str)])}
         line = f"{shlex.join(['veldt', *train])} && {shlex.join(['veldt', *evaluate])}"
-        with open(trial.beside("log"), "ab") as log:
+        with open(trial.beside("log"), "ab", opener=regular) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} $ {line}\n".encode())
             log.flush()
             self.from_byte = log.tell()
