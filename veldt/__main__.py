@@ -2,11 +2,12 @@
 
 import importlib
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from veldt import __version__
-from veldt.errors import Diverged, ProcessFailed, UserError, did_you_mean
+from veldt.errors import Diverged, ProcessFailed, Untrusted, UserError, did_you_mean
 from veldt.foreign import printable, read_text
 from veldt.runtime.local import zygote
 
@@ -56,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
     except (UserError, Diverged) as error:
         print(f"veldt: {printable(str(error))[:LONGEST]}", file=sys.stderr)
+        if isinstance(error, Untrusted):
+            print(f"veldt: the command is then: {shlex.join(['veldt', *argv, '--trust'])}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except ProcessFailed as error:
         print(f"{error.traceback}veldt: {error}", file=sys.stderr)

@@ -8,6 +8,10 @@ class UserError(Exception):
     """One sentence that says what is wrong and what to do. The CLI prints it and exits with code 2."""
 
 
+class Untrusted(UserError):
+    """A file asks for something that its user must allow, such as to import code. The CLI adds the command that does."""
+
+
 class Diverged(Exception):
     """The loss was not finite many times in a row. The CLI prints this and exits with code 1."""
 

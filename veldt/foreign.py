@@ -29,6 +29,11 @@ def regular(path: str | Path, flags: int) -> int:
     return handle
 
 
+def named(path: Path) -> Path:
+    """A file that the user named: that may be a link."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     with open(path, "rb", opener=regular) as file:
         data = file.read(most + 1)

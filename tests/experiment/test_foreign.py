@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from test_run import tiny
 import veldt
 from veldt.__main__ import main
 from veldt.errors import UserError
+from veldt.experiment import joined
 from veldt.experiment.run import Run
 
 ESCAPE = "\x1b]0;mine\x07"
@@ -226,3 +229,97 @@ def test_no_escape_code_reaches_the_terminal(sent: Path, capsys: pytest.CaptureF
         main(command)
     shown = "".join(capsys.readouterr())
     assert "]0;mine" in shown and "\x1b" not in shown and "\x07" not in shown
+
+
+# Code.
+
+
+@pytest.fixture
+def coded(sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose environment is a module that leaves a mark when it is imported."""
+    mark = tmp_path / "mark"
+    (tmp_path / "hostile.py").write_text(
+        f"import pathlib\nimport gymnasium\npathlib.Path({str(mark)!r}).touch()\n"
+        "make = lambda: gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hostile", raising=False)
+    config = (sent / "config.yaml").read_text()
+    (sent / "config.yaml").write_text(config.replace("env: CartPole-v1", "env: hostile:make"))
+    return sent
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "{run}", "--episodes", "1"],
+        ["resume", "{run}", "--steps", "340", "--quiet"],
+        ["record", "--policy", "{run}", "--episodes", "1", "-o", "{run}-demos"],
+        ["train", "dqn", "--config", "{run}/config.yaml", "--run", "{run}", "--quiet"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_code_is_imported_only_if_the_user_says_so(
+    coded: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    command = [word.replace("{run}", str(coded)) for word in words]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "would import and call hostile:make (env)" in told and not (coded.parent / "mark").exists()
+    shown = told.splitlines()[-1].partition("veldt: the command is then: veldt ")[2]
+    assert main(shlex.split(shown)) == 0
+    assert (coded.parent / "mark").exists()
+
+
+def test_plot_and_top_import_nothing(coded: Path) -> None:
+    assert main(["plot", str(coded), "-o", str(coded / "curves.png")]) == 0
+    assert main(["top", str(coded), "--once"]) == 0
+    assert not (coded.parent / "mark").exists()
+
+
+def test_code_is_imported_only_if_the_caller_says_so(coded: Path) -> None:
+    for use in (lambda: Run(coded).evaluate(1), lambda: Run(coded).policy(), lambda: veldt.resume(coded, quiet=True)):
+        with pytest.raises(UserError, match=r"hostile:make \(env\); allow it with --trust \(trust=True\)"):
+            use()
+    assert not (coded.parent / "mark").exists()
+    assert Run(coded, trust=True).evaluate(1).returns
+    assert veldt.resume(coded, quiet=True, trust=True, steps=340).evaluate(1).returns
+
+
+def test_a_run_that_was_just_trained_is_trusted(coded: Path, tmp_path: Path) -> None:
+    assert tiny(tmp_path / "own", env="hostile:make", steps=60).evaluate(1).returns
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("network_from: ''", "network_from: hostile:make", r"import and call hostile:make \(algorithm.network_from\)"),
+        ("wandb: false", "wandb: true", r"send metrics to Weights & Biases \(log.wandb\)"),
+        ("listen: ''", "listen: 127.0.0.1:7", r"listen on 127.0.0.1:7 \(gate.listen\)"),
+    ],
+    ids=["network", "wandb", "gate"],
+)
+def test_what_else_a_resume_must_be_allowed(sent: Path, old: str, new: str, told: str) -> None:
+    config = (sent / "config.yaml").read_text()
+    assert old in config
+    (sent / "config.yaml").write_text(config.replace(old, new))
+    with pytest.raises(UserError, match=told):
+        veldt.resume(sent, quiet=True, steps=340)
+
+
+def test_code_in_the_file_of_a_sweep_is_imported_only_if_the_user_says_so(
+    coded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = coded.parent / "sweep.yaml"
+    file.write_text("recipe: dqn\nenv: hostile:make\nseeds: [0]\n")
+    assert main(["sweep", str(file), "--dir", str(coded.parent / "runs"), "--table"]) == 2
+    assert "hostile:make (env)" in capsys.readouterr().err and not (coded.parent / "mark").exists()
+    assert main(["sweep", str(file), "--dir", str(coded.parent / "runs"), "--table", "--trust"]) == 2  # nothing to show yet
+    assert "There is no" in capsys.readouterr().err and (coded.parent / "mark").exists()
+
+
+@pytest.mark.parametrize(("asked", "allowed"), [("hostile:make", ""), ("hostile:make", "other:make")])
+def test_an_actor_that_joins_imports_only_the_network_that_its_user_named(asked: str, allowed: str) -> None:
+    told = {"env": "CartPole-v1", "inference": "local", "config": {"algorithm": {"network_from": asked}}}
+    with pytest.raises(UserError, match=f"allow it with --network {asked}"):
+        joined.live(None, told, "", lambda: True, allowed)  # type: ignore[arg-type]

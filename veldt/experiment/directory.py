@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from veldt import bounds
-from veldt.errors import UserError
+from veldt.callables import is_code
+from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
@@ -85,6 +86,25 @@ def load_config(path: Path) -> Config:
     except (UserError, OverflowError) as error:  # a float that no int can hold
         raise UserError(f"{path}: {error}") from None
     return config
+
+
+def asks(config: Config) -> dict[str, str]:
+    """What a config does beside computing, reading files and writing to the run's own directory, by setting."""
+    network = str(getattr(config.algorithm, "network_from", ""))
+    wanted = {
+        "env": f"import and call {config.env}" if is_code(config.env) else "",
+        "algorithm.network_from": f"import and call {network}" if is_code(network) else "",
+        "gate.listen": f"listen on {config.gate.listen}" if config.gate.listen else "",
+        "log.wandb": "send metrics to Weights & Biases" if config.log.wandb else "",
+    }
+    return {name: what for name, what in wanted.items() if what}
+
+
+def require_trust(path: Path | str, config: Config, trust: bool, given: Container[str] = ()) -> None:
+    """Raises Untrusted if the config asks for more than its user has `given` or trusts (see docs/security.md)."""
+    wanted = [f"{what} ({name})" for name, what in asks(config).items() if name not in given]
+    if wanted and not trust:
+        raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust who made it.")
 
 
 def check_same(path: Path, config: Config, may_differ: set[str], advice: str) -> None:

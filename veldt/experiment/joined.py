@@ -59,11 +59,15 @@ def read_secret(path: str | Path | None) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def live(link: Link, told: dict[str, Any], allowed: str, leaving: Callable[[], bool]) -> None:
-    """Acts until the run ends, or `leaving` says so. `allowed`: the environment that may be imported, if it is code."""
+def live(link: Link, told: dict[str, Any], allowed: str, leaving: Callable[[], bool], network: str = "") -> None:
+    """Acts until the run ends, or `leaving` says so. `allowed` and `network` may be imported, if the run's environment or
+    network is code."""
     env = str(told["env"])
     if ":" in env and env != allowed:
         raise UserError(f"The run wants the environment {env}, which is code to import; allow it with --env {env}.")
+    wanted = str(told.get("config", {}).get("algorithm", {}).get("network_from", ""))
+    if wanted and wanted != network:
+        raise UserError(f"The run wants the network {wanted}, which is code to import; allow it with --network {wanted}.")
     host = _central(link, told) if told["inference"] == "central" else _local(link, told)
     reported = 0.0
     who = f"actor/{told['index']} (life {link.session.incarnation})"
