@@ -2,11 +2,13 @@
 
 import importlib
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from veldt import __version__
-from veldt.errors import Diverged, ProcessFailed, UserError, did_you_mean
+from veldt.errors import Diverged, ProcessFailed, Untrusted, UserError, did_you_mean
+from veldt.foreign import printable, read_text
 from veldt.runtime.local import zygote
 
 COMMANDS = {
@@ -23,6 +25,7 @@ COMMANDS = {
     "bench": "measure this machine: veldt bench learner",
 }
 
+LONGEST = 4_000  # characters of an error
 LISTED = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
 USAGE = f"""Veldt {__version__}: distributed off-policy deep reinforcement learning.
 
@@ -53,7 +56,9 @@ def main(argv: list[str] | None = None) -> int:
                 zygote.start_early(light=True)
         return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
     except (UserError, Diverged) as error:
-        print(f"veldt: {error}", file=sys.stderr)
+        print(f"veldt: {printable(str(error))[:LONGEST]}", file=sys.stderr)
+        if isinstance(error, Untrusted):
+            print(f"veldt: the command is then: {shlex.join(['veldt', *argv, '--trust'])}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except ProcessFailed as error:
         print(f"{error.traceback}veldt: {error}", file=sys.stderr)
@@ -73,7 +78,7 @@ def _wants_processes(argv: list[str]) -> bool:
         return False
     if argv[0] == "resume":
         try:
-            return "\nruntime: local\n" in (Path(argv[1]) / "config.yaml").read_text()
+            return "\nruntime: local\n" in read_text(Path(argv[1]) / "config.yaml")
         except (OSError, IndexError, UnicodeDecodeError):
             return False
     return argv[0] == "train" and "".join(argv[1:2]) not in ("", "dqn") and not argv[1].startswith("-")

@@ -35,6 +35,11 @@ def local() -> dict[str, Callable[..., Any]]:
     return dict(_local)
 
 
+def is_code(name: str) -> bool:
+    """Whether to use this name imports a module; a function that this process was given does not."""
+    return name.rpartition(":")[0] not in ("", LOCAL)
+
+
 @dataclass(frozen=True)
 class NotPortable:
     """Replaces a function that cannot be sent to another process; raises a UserError when it is called."""

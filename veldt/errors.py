@@ -8,6 +8,10 @@ class UserError(Exception):
     """One sentence that says what is wrong and what to do. The CLI prints it and exits with code 2."""
 
 
+class Untrusted(UserError):
+    """A file asks for something that its user must allow, such as to import code. The CLI adds the command that does."""
+
+
 class Diverged(Exception):
     """The loss was not finite many times in a row. The CLI prints this and exits with code 1."""
 
@@ -26,6 +30,6 @@ class ProcessFailed(RuntimeError):
 
 def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """' Did you mean a, b?', or all those `listed` if no known word is close."""
-    if close := difflib.get_close_matches(word, list(known), n=3, cutoff=0.5):
+    if close := difflib.get_close_matches(word[:100], list(known), n=3, cutoff=0.5):
         return f" Did you mean {', '.join(close)}?"
     return f" There are: {', '.join(listed)}." if listed else ""

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from veldt.errors import UserError
+from veldt.foreign import regular
 from veldt.records.tree import Tree
 
 MANIFEST = "manifest.json"
@@ -35,9 +36,9 @@ def write_arrays(path: Path, arrays: Tree) -> dict[str, Any]:
 
 
 def fingerprint(path: Path) -> dict[str, Any] | None:
-    """The sha256 and the size of a file; None if it cannot be read."""
+    """The sha256 and the size of a regular file; None if it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return {"sha256": digest, "bytes": file.tell()}
     except OSError:
@@ -57,7 +58,9 @@ def replace_text(path: Path, text: str) -> None:
     """Writes a temporary file and renames it, so that the file is the old or the new text, never a mixture."""
     aside = path.with_name(f".aside-{path.name}")
     try:
-        aside.write_text(text)
+        aside.unlink(missing_ok=True)
+        with open(aside, "x", opener=regular) as file:
+            file.write(text)
         os.replace(aside, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from None

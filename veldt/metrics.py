@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from veldt.errors import UserError
+from veldt.foreign import plain, read_text
 from veldt.program import Node
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
@@ -79,7 +80,13 @@ ACTOR: Metrics = (
     busy("environments", name="env"),
     wait("recorder", waits_for="the store"),
     Metric("episodes", "episodes", LARGEST, column=HIDDEN),  # a counter of the run, which every actor reports
-    Metric("bad_observations", "observations", LARGEST, column=TROUBLE),
+    Metric(
+        "bad_observations",
+        "observations",
+        LARGEST,
+        column=TROUBLE,
+        text="{bad_observations:n}[ ({bad_fraction:.2%})]",
+    ),
     Metric("bad_episodes", "episodes", LARGEST, column=TROUBLE),  # in which something was dropped
     Metric("train_return", column=HIDDEN),
     Metric("train_length", "steps", column=HIDDEN),
@@ -151,6 +158,7 @@ RUN: Metrics = (  # what the run itself adds to a line
     Metric("lag_s", "s", link="weights", text="actors {lag_s} behind", unless=("lag_updates",)),
     Metric("store_capacity", "items", column=HIDDEN),
     Metric("restarts", "processes", column=TROUBLE),
+    Metric("bad_fraction", "fraction", column=HIDDEN),
 )
 # How programs of the package call these nodes; those without metrics of their own still have a share of the time.
 NODES: dict[str, Metrics] = {
@@ -256,8 +264,8 @@ def save(declarations: Declarations, directory: Path) -> None:
 def load(directory: Path) -> Declarations:
     """The declarations of a run, as far as they can be read."""
     try:
-        entries = json.loads((directory / FILE).read_text())
-    except (OSError, ValueError):
+        entries = plain(json.loads(read_text(directory / FILE)))
+    except (OSError, ValueError, RecursionError):
         entries = []
     out = Declarations(PACKAGE)
     for entry in entries if isinstance(entries, list) else []:

@@ -21,7 +21,7 @@ from veldt.envs import EnvError, Envs, make_env
 from veldt.envs.small import BlindCliffwalk, Catch, Chain, Counter, DeepSea
 from veldt.envs.vector import BAD_IN_A_ROW, RETURN_ENDS
 from veldt.errors import UserError
-from veldt.experiment.run import Run
+from veldt.experiment.run import Run, train
 from veldt.storing.replay import Replay
 
 
@@ -426,15 +426,12 @@ class Sometimes(Any_):
     [
         (lambda: Sometimes(np.nan), "is not finite (obs[0] = nan)"),
         (lambda: Sometimes(-np.inf), "is not finite (obs[0] = -inf)"),
-        (lambda: Sometimes(1.5), "left its space (obs[0] = 1.5)"),
-        (lambda: Sometimes(-7), "left its space (obs[0] = -7.0)"),
         (lambda: Sometimes(np.nan, space=spaces.Box(-np.inf, np.inf, (3,), np.float32)), "is not finite"),
         (lambda: Sometimes(np.inf, space=spaces.Box(-np.inf, np.inf, (3,), np.float32)), "is not finite"),
-        (lambda: Sometimes(200, space=spaces.Box(0, 100, (3,), np.uint8)), "left its space (obs[0] = 200)"),
         (lambda: Sometimes(0, reward=np.nan), "came with the reward"),
         (lambda: Sometimes(0, reward=np.inf), "came with the reward"),
     ],
-    ids=["nan", "inf", "above", "below", "nan-unbounded", "inf-unbounded", "integer", "nan-reward", "inf-reward"],
+    ids=["nan", "inf", "nan-unbounded", "inf-unbounded", "nan-reward", "inf-reward"],
 )
 def test_a_bad_observation_is_blanked_counted_and_named_once(make: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
     envs = make_env(make, 2)
@@ -454,7 +451,7 @@ def test_a_bad_observation_is_blanked_counted_and_named_once(make: Any, why: str
 
 
 def test_only_the_environment_with_the_bad_observation_is_blanked() -> None:
-    number = iter((np.nan, 0.25, 9.0))
+    number = iter((np.nan, 0.25, -np.inf))
     envs = make_env(lambda: Sometimes(next(number)), 3)
     envs.reset(0)
     for step in range(1, 9):
@@ -465,11 +462,72 @@ def test_only_the_environment_with_the_bad_observation_is_blanked() -> None:
     assert envs.bad == 4
 
 
-def test_rounding_at_the_bounds_is_no_harm() -> None:
+# Observations outside their space.
+
+BYTES = spaces.Box(0, 100, (3,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "space", "clipped", "told"),
+    [
+        (1.5, BOX, 1, "obs[0] = 1.5 is outside its space, -1 to 1"),
+        (-7, BOX, -1, "obs[0] = -7 is outside its space, -1 to 1"),
+        (200, BYTES, 100, "obs[0] = 200 is outside its space, 0 to 100"),
+    ],
+    ids=["above", "below", "integer"],
+)
+@pytest.mark.parametrize("clip", [False, True])
+def test_an_observation_outside_its_space_is_kept_or_clipped_and_named_once(
+    value: float, space: spaces.Box, clipped: float, told: str, clip: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = make_env(lambda: Sometimes(value, space=space), 2, clip=clip)
+    envs.reset(0)
+    for step in range(1, 41):
+        record = envs.step(np.zeros(2, np.int64))
+        assert record["valid"].all() and record["obs"].dtype == space.dtype
+        if step % 4 == 0:
+            assert (record["obs"] == (clipped if clip else value)).all()
+    assert envs.bad == 0
+    assert len(caplog.records) == 1 and told in caplog.text and ("are clipped" if clip else "are kept") in caplog.text
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_what_is_not_finite_is_dropped_beside_and_after_what_is_outside(clip: bool) -> None:
+    number = iter((np.nan, 9.0, np.inf))
+    envs = make_env(lambda: Sometimes(next(number)), 3, clip=clip)
+    envs.reset(0)
+    for step in range(1, 13):
+        record = envs.step(np.zeros(3, np.int64))
+        assert record["valid"].tolist() == ([False, True, False] if step % 4 == 0 else [True] * 3)
+        if step % 4 == 0:
+            assert (record["obs"][1] == (1 if clip else 9)).all() and not record["obs"][[0, 2]].any()
+    assert envs.bad == 6
+
+
+class Leaving(Chain):
+    """It leaves its space at once and never comes back."""
+
+    def step(self, action: Any) -> Any:
+        _, _, _, _, info = super().step(action)
+        return np.full(8, 2.5, np.float32), 1.0, False, False, info
+
+
+@pytest.mark.parametrize("recipe", ["dqn", "impala"])
+def test_a_run_goes_on_where_the_environment_has_left_its_space(tmp_path: Path, recipe: str) -> None:
+    config = {"steps": 2_000, "runtime": "inline", "eval.every": 0, "checkpoint.every": 0, "algorithm.hidden": (8,)}
+    run = train(recipe, env=Leaving, run=tmp_path / "r", quiet=True, **config)
+    last = run.metrics[-1]
+    assert last["env_steps"] >= 2_000 and last["bad_observations"] == 0
+    told = (run.path / "log.txt").read_text().count("obs[0] = 2.5 is outside its space, 0 to 1")
+    assert told == run.config.actors, "once for the environments of each actor"
+
+
+def test_rounding_at_the_bounds_is_no_harm(caplog: pytest.LogCaptureFixture) -> None:
     envs = make_env(lambda: Sometimes(1.00001))
     envs.reset(0)
     for _ in range(8):
         assert envs.step(np.zeros(1, np.int64))["valid"].all()
+    assert not caplog.records
 
 
 def test_bounds_as_large_as_a_float_can_be_are_no_bounds() -> None:
@@ -528,18 +586,18 @@ def test_a_good_one_between_starts_the_count_again() -> None:
 def test_an_environment_that_begins_with_a_bad_observation_is_refused_at_once() -> None:
     class Bad(Chain):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return np.full(8, 3.0, np.float32), {}
+            return np.full(8, np.nan, np.float32), {}
 
-    with pytest.raises(UserError, match=r"Bad: the observation after reset left its space \(obs\[0\] = 3.0\)"):
+    with pytest.raises(UserError, match=r"Bad: the observation after reset is not finite \(obs\[0\] = nan\)"):
         make_env(Bad, 2).reset(0)
 
 
 class Noisy(Chain):
-    """With probability 0.05 a sensor fails: half of the time NaN, half of the time out of its space."""
+    """With probability 0.05 a sensor fails: half of the time NaN, half of the time infinite."""
 
     def _noise(self, obs: Any) -> Any:
         if self.np_random.random() < 0.05:
-            return np.full_like(obs, np.nan if self.np_random.random() < 0.5 else 1e6)
+            return np.full_like(obs, np.nan if self.np_random.random() < 0.5 else np.inf)
         return obs
 
     def step(self, action: Any) -> Any:
@@ -692,3 +750,34 @@ def test_a_box_of_truth_values_is_an_observation() -> None:
 
     step = make_env(Switches, 2).reset(0)
     assert step["obs"].dtype == np.bool_ and step["valid"].all()
+
+
+class Broken(Chain):
+    """Two of three observations are not finite."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, done, truncated, info = super().step(action)
+        self.t = getattr(self, "t", 0) + 1
+        return (obs if self.t % 3 == 0 else np.full(8, np.nan, np.float32)), reward, done, truncated, info
+
+
+BROKEN = {"steps": 4_000, "eval.every": 0, "checkpoint.every": 0, "envs_per_actor": 8}
+
+
+def test_a_run_ends_when_too_many_of_its_observations_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"Broken: 6\d\d of the last 1,0\d\d observations were not .* max_bad \(0.1\)"):
+        train("dqn", env=Broken, run=tmp_path / "r", **TINY | BROKEN | {"log.every": 0.01})
+    lines = Run(tmp_path / "r").metrics
+    assert lines[-1]["env_steps"] < 1_200 and 0.6 < lines[-1]["bad_fraction"] < 0.7
+    assert "bad observations 6" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_as_many_bad_observations_as_it_may_have(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "r", env=Broken, **BROKEN | {"max_bad": 0.7})
+    assert run.metrics[-1]["env_steps"] >= 4_000
+    with pytest.raises(UserError, match=r"max_bad \(0.5\)"):  # a resume may change it
+        tiny(tmp_path / "r", env=Broken, **BROKEN | {"max_bad": 0.5, "steps": 8_000})
+
+
+def test_good_observations_have_no_fraction(tmp_path: Path) -> None:
+    assert not any("bad_fraction" in line for line in tiny(tmp_path / "r", env=Chain, steps=300).metrics)

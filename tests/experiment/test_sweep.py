@@ -412,7 +412,7 @@ def test_ctrl_c_lets_every_run_write_a_checkpoint_and_says_how_to_go_on(tmp_path
 def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "still_envs.py").write_text(SLOW)
     written(tmp_path / "x.yaml", env="still_envs:Stuck", settings={"a": {"eval.every": 0}}, seeds=1)
-    process = start(tmp_path, "sweep", "x.yaml")
+    process = start(tmp_path, "sweep", "x.yaml", "--trust")
     try:
         wait_for(process, (tmp_path / "stuck").exists)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -437,12 +437,12 @@ def test_one_run_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = {"broken": {"env": "failing_envs:Stuck", "eval.every": 0}, "good": {}}
     written(tmp_path / "x.yaml", settings=settings, seeds=1)
-    assert command.run(["x.yaml"]) == 1
+    assert command.run(["x.yaml", "--trust"]) == 1
     out = capsys.readouterr().out
     assert "broken seed 0: failed, it ended with exit code 1" in out and "1/2 good seed 0: greedy" in out
     told = out.partition("broken seed 0 failed: it ended")[2]
     assert "sweeps/x/broken/seed-0.log" in told and "step raised RuntimeError: gone" in told
-    assert "1 of 2 runs failed. Retry with: veldt sweep x.yaml" in told
+    assert "1 of 2 runs failed. Retry with: veldt sweep x.yaml --trust" in told
     rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in out.splitlines() if line.startswith("| ")}
     assert (rows["broken"], rows["good"]) == ("0 of 1", "1")
 
@@ -454,7 +454,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_killed_if_it_does_not_stop(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(running, "STOP_S", 0.3)
-    spec = read_spec(written(tmp_path / "x.yaml", env="stuck_envs:Stuck", settings={"a": {"eval.every": 0}}, seeds=1))
+    spec = read_spec(written(tmp_path / "x.yaml", env="stuck_envs:Stuck", settings={"a": {"eval.every": 0}}, seeds=1), True)
     trial = spec.trials(tmp_path / "d")[0]
     trial.path.mkdir(parents=True)
     trial.beside("json").write_text('{"returns": [1.0], "asked": 1}')  # of a run in the same place, before

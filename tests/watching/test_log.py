@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import os
 import resource
 import struct
 from pathlib import Path
@@ -21,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_run import tiny
 
 from veldt.errors import UserError
+from veldt.watching import sinks
 from veldt.watching.links import format_seconds
 from veldt.watching.sinks import JsonLines, Metrics, TensorBoard, Wandb, log_to, read_metrics
 from veldt.watching.view import Screen
@@ -377,7 +379,10 @@ def test_a_quiet_log_says_nothing_on_stderr(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-def test_a_log_file_on_a_full_disk_prints_no_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_on_a_full_disk_prints_no_tracebacks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "regular", os.open)  # it refuses devices
     with log_to(Path("/dev/full"), quiet=True):
         logging.getLogger("veldt").info("no room")
     assert capsys.readouterr().err == ""

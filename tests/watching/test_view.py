@@ -166,6 +166,7 @@ def test_troubles_are_shown_only_if_there_are_any() -> None:
     assert "bad observations" not in rendered(FULL | {"bad_observations": 0.0})
     text = " ".join(rendered(FULL | {"bad_observations": 3.0, "skipped_updates": 2.0}).split())
     assert "bad observations 3" in text and "skipped updates 2" in text
+    assert "1,200 (0.75%)" in rendered(FULL | {"bad_observations": 1200.0, "bad_fraction": 0.0075})
 
 
 @pytest.mark.parametrize("key", [None, *FULL])

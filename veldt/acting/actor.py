@@ -81,7 +81,6 @@ class Actor:
         self.returns: deque[float] = deque(maxlen=100)
         self.lengths: deque[int] = deque(maxlen=100)
         self.timings = {"env": 0.0}  # seconds
-        self._bad = 0  # bad observations that are in the counters already
         self._life = (incarnation,) if incarnation else ()
         self.resume(0)
 
@@ -133,6 +132,9 @@ class Actor:
             record["reward"], record["first"], record["valid"], record["last"], group.returns, group.lengths, group.clean
         )
         self.counters.add("env_steps", int(applied))
+        if group.envs.bad > group.bad:
+            self.counters.add("bad_observations", group.envs.bad - group.bad)
+            group.bad = group.envs.bad
         if ended:
             for lane in np.flatnonzero(record["last"]):
                 self.returns.append(float(group.returns[lane]))
@@ -144,9 +146,6 @@ class Actor:
 
     def metrics(self) -> dict[str, float]:
         """Returns include exploration; they are the mean of the last 100 episodes."""
-        bad = sum(group.envs.bad for group in self.groups.values())
-        self.counters.add("bad_observations", bad - self._bad)
-        self._bad = bad
         metrics = {name: float(self.counters.get(name)) for name in ("episodes", "bad_episodes", "bad_observations")}
         if self.returns:
             metrics["train_return"] = float(np.mean(self.returns))
@@ -175,6 +174,7 @@ class Group:
         self.returns = np.zeros(envs.n)
         self.lengths = np.zeros(envs.n, np.int64)
         self.clean = np.ones(envs.n, np.bool_)  # nothing of this episode was dropped so far
+        self.bad = 0  # observations that were dropped, and counted
 
     def begin(self, seed: int) -> None:
         self.record = self.envs.reset(seed)

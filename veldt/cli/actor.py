@@ -24,6 +24,8 @@ class Actor:
     """The run's TLS certificate (PEM), or that of its issuer; needed for another host."""
     env: str = ""
     """Allow importing this environment, if the run's is module:callable; Gymnasium ids need no permission."""
+    network: str = ""
+    """Allow importing this network, if the run's is module:callable."""
     compress: bool = False
     """Compress messages (lz4)."""
     patience: float = 60.0
@@ -43,7 +45,7 @@ def run(argv: list[str]) -> int:
     try:
         told = link.connect()["assignment"]
         with interruptible(left.append, "Leaving the run"):
-            joined.live(link, told, args.env, leaving=lambda: bool(left))
+            joined.live(link, told, args.env, leaving=lambda: bool(left), network=args.network)
     except LinkLost as error:
         raise ProcessFailed(str(error)) from None
     finally:

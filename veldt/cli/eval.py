@@ -30,6 +30,8 @@ class Eval:
     """Print one JSON object on the last line: mean_return, returns, mean_length, bad_episodes."""
     video: Path | None = None
     """Record an episode to this file (.gif or .mp4)."""
+    trust: bool = False
+    """Import the code that the run's config names (module:callable)."""
 
 
 def run(argv: list[str]) -> int:
@@ -38,7 +40,7 @@ def run(argv: list[str]) -> int:
         if args.env:
             raise UserError("--video shows the run's own environment; leave out --env.")
         check_video(args.video)
-    result = Run(args.run).evaluate(args.episodes, args.seed, args.epsilon, args.env)
+    result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env)
     print(
         f"{args.episodes} episodes: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
@@ -46,11 +48,11 @@ def run(argv: list[str]) -> int:
     )
     if result.bad_episodes:
         print(
-            f"{result.bad_episodes} of these episodes had observations or rewards that are not finite, or outside their "
-            "space: the policy got zeros for such observations, and returns are the sums of the finite rewards"
+            f"{result.bad_episodes} of these episodes had observations or rewards that are not finite: the policy got "
+            "zeros for such observations, and returns are the sums of the finite rewards"
         )
     if args.video is not None:
-        frames = record_video(Run(args.run), args.video, args.seed, epsilon=args.epsilon)
+        frames = record_video(Run(args.run, args.trust), args.video, args.seed, epsilon=args.epsilon)
         print(f"{args.video}: {frames} frames")
     if args.json:
         numbers = {"mean_return": result.mean_return, "returns": result.returns, "mean_length": result.mean_length}

@@ -54,6 +54,8 @@ class Record:
     """Atari: name of the settings (default: that of the run, or dqn)."""
     quiet: bool = False
     """Print nothing."""
+    trust: bool = False
+    """Policy of a run: import the code that its config names (module:callable)."""
 
 
 def run(argv: list[str]) -> int:
@@ -104,9 +106,9 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
     env = args.env or config.env
     protocol = args.protocol or (config.protocol if is_atari(env) else "")
     _check_protocol(env, protocol)
-    policy = Run(path).policy(args.epsilon)
+    policy = Run(path, args.trust).policy(args.epsilon)
     policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
-    envs = make_env(env, 1, protocol=protocol)
+    envs = make_env(env, 1, protocol=protocol, clip=config.clip_observations)
     theirs, ours = policy.env, envs.spec
     if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):
         envs.close()

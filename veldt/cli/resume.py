@@ -17,11 +17,13 @@ class Resume:
     """Total env steps, if more than the run was started with."""
     quiet: bool = False
     """Print nothing while training."""
+    trust: bool = False
+    """Import the code that the run's config names, and listen or send metrics if it says so."""
 
 
 def run(argv: list[str]) -> int:
     example = "Continues a run from its last checkpoint.\n\nExample: veldt resume runs/cart"
     args = tyro.cli(Resume, args=argv, prog="veldt resume", description=example)
     changes: dict[str, Any] = {} if args.steps is None else {"steps": args.steps}
-    resume(args.run, quiet=args.quiet, **changes)
+    resume(args.run, quiet=args.quiet, trust=args.trust, **changes)
     return 0

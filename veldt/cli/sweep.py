@@ -45,13 +45,15 @@ class Flags:
     """Run only these settings."""
     table: bool = False
     """Run nothing; make the table and the plot of the finished runs."""
+    trust: bool = False
+    """Import the code that the file names (module:callable), and listen or send metrics if it says so."""
 
 
 def run(argv: list[str]) -> int:
     args = tyro.cli(Flags, args=argv, prog="veldt sweep", description=__doc__)
     if args.at_once is not None and args.at_once < 1:
         raise UserError(f"--at-once must be greater than 0, not {args.at_once}.")
-    spec = read_spec(args.file)
+    spec = read_spec(args.file, args.trust)
     directory = args.dir or Path("sweeps") / slug(spec.name)
     trials = spec.trials(directory)
     chosen = _chosen(spec, args.only)
@@ -110,5 +112,6 @@ def _command(args: Flags, again: bool = False) -> str:
     words = ["veldt", "sweep", str(args.file)]
     words += ["--dir", str(args.dir)] if args.dir else []
     words += ["--at-once", str(args.at_once)] if args.at_once else []
+    words += ["--trust"] if args.trust else []
     words += ["--only", *args.only] if again and args.only else []
     return shlex.join(words)

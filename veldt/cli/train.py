@@ -12,10 +12,11 @@ from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.directory import load_config
+from veldt.experiment.directory import asks, load_config, require_trust
 from veldt.experiment.recipes import RECIPES
 from veldt.experiment.run import train
 from veldt.experiment.settings import SCOPES, Scope, as_plain, check, flat, refuse_without_effect, without_effect
+from veldt.foreign import named
 
 EXAMPLE = """
 
@@ -34,6 +35,8 @@ class Train:
     """Settings from a YAML file, such as config.yaml of another run; flags override them."""
     quiet: bool = False
     """Print nothing while training."""
+    trust: bool = False
+    """Import the code that --config names, and listen or send metrics if it says so."""
 
 
 def run(argv: list[str]) -> int:
@@ -52,6 +55,11 @@ def run(argv: list[str]) -> int:
     if wants_help:
         _show_help(args, prog, description)
     check(args.config)
+    if args.config_file is not None:
+        words = {word.partition("=")[0] for word in given}
+        require_trust(
+            args.config_file, args.config, args.trust, [name for name in asks(args.config) if _flag(name) in words]
+        )
     refuse_without_effect(args.config, default.config)
     train(args.config, run=args.run, quiet=args.quiet)
     return 0
@@ -62,7 +70,7 @@ def _defaults(recipe: str, flags: list[str]) -> Config:
     file, env = _peek(flags, "--config"), _peek(flags, "--env")
     values: dict[str, object] = {}
     if file is not None:
-        values = as_plain(load_config(Path(file)))
+        values = as_plain(load_config(named(Path(file))))
         env = env or str(values["env"])
         values.pop("recipe"), values.pop("env")
         if not is_atari(env):

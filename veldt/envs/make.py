@@ -26,10 +26,10 @@ EnvLike = str | Callable[[], gym.Env[Any, Any]]
 PACKAGES = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar.gym", "minatar")}
 
 
-def make_env(env: EnvLike, n: int = 1, render: bool = False, protocol: str = "") -> Envs:
+def make_env(env: EnvLike, n: int = 1, render: bool = False, protocol: str = "", clip: bool = False) -> Envs:
     """n environments from a Gymnasium id, `module:callable`, or a callable that returns one `gymnasium.Env`.
 
-    `protocol` names the settings of Atari (`veldt.envs.atari`).
+    `protocol` names the settings of Atari (`veldt.envs.atari`). `clip`: observations outside their space are clipped.
     """
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     factory = _find(env) if isinstance(env, str) else env
@@ -42,7 +42,7 @@ def make_env(env: EnvLike, n: int = 1, render: bool = False, protocol: str = "")
         raise
     except Exception as error:
         raise UserError(f"{name} could not be made: {type(error).__name__}: {error}") from error
-    return Envs(vector, name)
+    return Envs(vector, name, clip)
 
 
 def _registered(env: str, n: int, render: bool, protocol: str) -> VectorEnv[Any, Any, Any]:

@@ -24,16 +24,18 @@ class Envs:
     The vector environment must reset in mode NEXT_STEP. Where its `info` has RETURN_ENDS, the discount is 0 there: a lost
     life in Atari ends the return, not the episode.
 
-    An observation that is not finite or outside its space, or a reward that is not finite, is dropped: it is zeros, its row
-    has valid=False, and `bad` counts it. A finite reward stays: it belongs to the return. After 100 bad rows of one
-    environment the run stops, if there was no good one between them; the observation after a reset is not one.
+    An observation or a reward that is not finite is dropped: it is zeros, its row has valid=False, and `bad` counts it. A
+    finite reward stays: it belongs to the return. After 100 bad rows of one environment the run stops, if there was no good
+    one between them; the observation after a reset is not one.
+
+    A finite observation outside its space is kept, or clipped if `clip` says so; the first one is logged.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], name: str) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], name: str, clip: bool = False) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{name} resets in mode {mode}, but Veldt needs NEXT_STEP autoreset; build it with that.")
-        self.env, self.name, self.n = env, name, env.num_envs
+        self.env, self.name, self.n, self.clip = env, name, env.num_envs, clip
         boxes = _boxes(env.single_observation_space, name)
         # float64 observations are stored as float32: half the size, and what the network computes with.
         dtypes = {key: np.dtype(np.float32 if x.dtype == np.float64 else x.dtype) for key, x in boxes.items()}
@@ -43,6 +45,7 @@ class Envs:
         self._began = False
         self._bad_in_a_row = np.zeros(self.n, np.int64)
         self._bounds = {key: _bounds(x, dtypes[key]) for key, x in boxes.items()}
+        self._boxes, self._outside = boxes, set[str]()  # columns that were outside their space
         self._last = np.zeros(self.n, np.bool_)
         space = env.single_action_space
         starts = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
@@ -89,10 +92,9 @@ class Envs:
             x = raw if name == "obs" else raw[name.removeprefix("obs/")]
             x = np.asarray(x, column.dtype)
             assert x.shape == (self.n, *column.shape), (self.name, name, x.shape, column.shape)
-            step[name] = x
-            outside = self._outside(name, x)
-            if outside is not None:
-                bad = outside if bad is None else bad | outside
+            step[name], infinite = self._checked(name, x)
+            if infinite is not None:
+                bad = infinite if bad is None else bad | infinite
         step["reward"] = np.asarray(reward, np.float32)
         step["discount"] = discount = np.empty(self.n, np.float32)
         step["first"], step["last"], step["valid"] = flags = np.empty((3, self.n), np.bool_)
@@ -106,21 +108,37 @@ class Envs:
             self._blank(step, bad)
         return step
 
-    def _outside(self, name: str, x: Array) -> Array | None:
-        """Which environments' observations are not finite or out of bounds; None: none are."""
+    def _checked(self, name: str, x: Array) -> tuple[Array, Array | None]:
+        """A column as it is recorded, and which environments' observations in it are not finite; None: none."""
         bounds = self._bounds[name]
         if bounds is None:
-            return None
+            return x, None
         (low, high), flat = bounds, x.reshape(self.n, -1)
         if x.dtype == np.float32 and _inside(flat, low, high):
-            return None
-        good = ((flat >= low) & (flat <= high) & np.isfinite(flat)).reshape(x.shape)
-        if good.all():
-            return None
-        where = np.argwhere(~good)[0]
-        kind = "left its space" if np.isfinite(x[tuple(where)]) else "is not finite"
-        self._why = f"{kind} ({name}{where[1:].tolist()} = {x[tuple(where)]})"
-        return np.asarray(~good.reshape(self.n, -1).all(1))
+            return x, None
+        finite = np.isfinite(flat)
+        outside = finite & ((flat < low) | (flat > high))
+        if outside.any():
+            self._warn_outside(name, x, outside.reshape(x.shape))
+            if self.clip:
+                x = np.clip(x, self._boxes[name].low, self._boxes[name].high).astype(x.dtype)
+            else:  # from now on only numbers that are not finite matter
+                self._bounds[name] = _unbounded(x.dtype, flat.shape[1])
+        if finite.all():
+            return x, None
+        where = np.argwhere(~finite.reshape(x.shape))[0]
+        self._why = f"is not finite ({name}{where[1:].tolist()} = {x[tuple(where)]})"
+        return x, np.asarray(~finite.all(1))
+
+    def _warn_outside(self, name: str, x: Array, outside: Array) -> None:
+        if name in self._outside:
+            return
+        self._outside.add(name)
+        where, box = tuple(np.argwhere(outside)[0].tolist()), self._boxes[name]
+        values = (x[where], box.low[where[1:]], box.high[where[1:]])
+        what = "clipped" if self.clip else "kept; --clip-observations clips them"
+        place = f"{name}{list(where[1:])}"
+        log.warning("%s: %s = %g is outside its space, %g to %g; such observations are %s", self.name, place, *values, what)
 
     def _blank(self, step: Tree, bad: Array) -> None:
         if self.bad == 0:
@@ -175,6 +193,10 @@ def _flags(reward: Array, terminated: Array, truncated: Array, last_before: Arra
 def _inside(x: Array, low: Array, high: Array) -> bool:
     """Whether all of x [n, size] is finite and within bounds [size]."""
     return bool(((x >= low) & (x <= high) & np.isfinite(x)).all())
+
+
+def _unbounded(dtype: np.dtype[Any], size: int) -> tuple[Array, Array] | None:
+    return (np.full(size, -np.inf, dtype), np.full(size, np.inf, dtype)) if dtype.kind == "f" else None
 
 
 def _bounds(box: spaces.Box, dtype: np.dtype[Any]) -> tuple[Array, Array] | None:

@@ -28,16 +28,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from veldt.errors import UserError
+from veldt.experiment.manifest import FORMAT, STATE, WEIGHTS, check_finite, check_like, check_store, read_manifest
 from veldt.files import MANIFEST, Corrupt, fingerprint, sync_directory, write_arrays
 from veldt.records.tree import Tree
 from veldt.runtime.base import Nodes
 
 log = logging.getLogger("veldt")
-FORMAT = 2
-MANIFEST_HAS = {"number": int, "nodes": dict, "weights": dict, "blocks": dict, "files": dict}
 RETRIES = 10
 CHUNK = 64 * 2**20  # bytes of blocks that are copied and written at a time
-WEIGHTS, STATE = "weights.safetensors", "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,22 @@ class Checkpoint:
         """Of a node; of the first that has weights, unless one is named. Empty: there are none."""
         files: dict[str, str] = self.manifest["weights"]
         file = files[node] if node else next(iter(files.values()), "")
-        return load_file(self.path / file) if file else {}
+        try:
+            weights = load_file(self.path / file) if file else {}
+            check_finite(file, weights)
+        except (Corrupt, SafetensorError, LookupError, TypeError, ValueError) as error:
+            why = error if isinstance(error, Corrupt) else f"{file} cannot be read ({error})"
+            raise UserError(f"{self.path}: {why}; delete that checkpoint to use the one before.") from None
+        return weights
 
 
 class Checkpoints:
     def __init__(self, directory: Path, keep: int = 2) -> None:
         self.directory, self.keep = directory, keep
         self.blocks = directory / "blocks"
+        for path in (self.directory, self.blocks):
+            if path.is_symlink():
+                raise UserError(f"{path} is a symbolic link, which Veldt does not follow; put the directory itself there.")
         self._saved: dict[str, list[dict[str, Any]]] = {}  # store -> its block files that may still be wanted
         self._sound: dict[str, bool] = {}  # block files that were verified
         self._new: list[Path] = []  # block files of the checkpoint that is being written
@@ -127,12 +134,24 @@ class Checkpoints:
 
     def restore(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
         state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in checkpoint.manifest["nodes"].items()}
-        for key, array in load_file(checkpoint.path / STATE).items():
-            node, _, name = key.partition(":")
-            state[node][name] = array
-        for node in checkpoint.manifest["weights"]:
-            state[node] |= {f"weights/{name}": array for name, array in checkpoint.weights(node).items()}
-        nodes.load_state(state)
+        try:
+            for key, array in load_file(checkpoint.path / STATE).items():
+                node, _, name = key.partition(":")
+                state[node][name] = array
+            for node in checkpoint.manifest["weights"]:
+                state[node] |= {f"weights/{name}": array for name, array in checkpoint.weights(node).items()}
+            for name, part in nodes.state().items():
+                check_like(name, state.get(name, part), part)
+            for name in nodes.stores():
+                check_store(name, state[name])
+            nodes.load_state(state)
+            self._load_blocks(checkpoint, nodes)
+        except (Corrupt, SafetensorError, LookupError, TypeError, ValueError, OverflowError) as error:
+            why = str(error) if isinstance(error, Corrupt) else f"it does not fit this run: {type(error).__name__}, {error}"
+            raise UserError(f"{checkpoint.path} cannot be restored: {why}.") from error
+        self._saved = checkpoint.manifest["blocks"]
+
+    def _load_blocks(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
         for name, store in nodes.stores().items():
             for file in checkpoint.manifest["blocks"][name]:
                 if self._is_sound(file):
@@ -142,7 +161,6 @@ class Checkpoints:
                     log.error("%s is damaged: %d items of %s are lost", file["file"], lost, name)
             for first, stop in _gaps(checkpoint.manifest["blocks"][name], store.oldest, store.next):
                 store.drop_blocks(first, stop)
-        self._saved = checkpoint.manifest["blocks"]
 
     def _save_blocks(self, nodes: Nodes) -> dict[str, list[dict[str, Any]]]:
         """Writes the blocks that no earlier checkpoint has, and lists all files that hold a block of the stores."""
@@ -200,28 +218,7 @@ class Checkpoints:
 
     @staticmethod
     def _manifest(path: Path) -> dict[str, Any]:
-        try:
-            body, digest, end = (path / MANIFEST).read_text("utf-8").split("\n")
-        except (OSError, ValueError) as error:
-            raise Corrupt(f"its manifest cannot be read ({error})") from None
-        if end or hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise Corrupt("its manifest was changed")
-        try:
-            manifest = json.loads(body)
-        except (ValueError, RecursionError):
-            manifest = None
-        if not isinstance(manifest, dict):
-            raise Corrupt("its manifest is no JSON object")
-        if manifest.get("format") == 1 and "learner" in manifest:  # it had one network
-            manifest |= {"format": FORMAT, "weights": {str(manifest["learner"]): WEIGHTS}}
-        if manifest.get("format") != FORMAT:
-            raise Corrupt(f"it has format {manifest.get('format')}, this Veldt reads format {FORMAT}")
-        if not all(isinstance(manifest.get(name), kind) for name, kind in MANIFEST_HAS.items()):
-            raise Corrupt("its manifest lacks what every one has")
-        files = manifest["files"]
-        if any(Path(name).name != name for name in files) or not {STATE, *manifest["weights"].values()} <= files.keys():
-            raise Corrupt("its manifest names files that are not its own")
-        return manifest
+        return read_manifest(path)
 
     def _is_sound(self, file: dict[str, Any]) -> bool:
         name = file["file"]
@@ -233,7 +230,8 @@ class Checkpoints:
 
     def _paths(self) -> list[Path]:
         """Newest first."""
-        return sorted((p for p in self.directory.glob("[0-9]*") if p.is_dir()), reverse=True)
+        found = (p for p in self.directory.glob("[0-9]*") if p.name.isdecimal() and not p.is_symlink())
+        return sorted((p for p in found if p.is_dir()), reverse=True)
 
     def _point_to(self, path: Path) -> None:
         aside = self.directory / ".aside-latest"

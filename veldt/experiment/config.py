@@ -220,6 +220,11 @@ class Config:
     """Env steps in all: actions applied, over all environments."""
     seed: Annotated[int, at_least(0)] = 0
     """Everything random follows from it."""
+    clip_observations: bool = False
+    """Clip observations to the bounds of their space; otherwise those outside are kept, with a warning."""
+    max_bad: Annotated[float, between(0, 1)] = 0.1
+    """Fraction of bad observations (they, or their rewards, are not finite) of the last thousand, above which the run ends;
+    1: it goes on."""
     actors: Annotated[int, above(0)] = 1
     """Processes that act."""
     envs_per_actor: Annotated[int, above(0)] = 8
@@ -255,7 +260,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def envs(self, n: int = 1, render: bool = False) -> Envs:
-        return make_env(self.env, n, render, self.protocol)
+        return make_env(self.env, n, render, self.protocol, self.clip_observations)
 
     def env_spec(self) -> EnvSpec:
         with contextlib.closing(self.envs()) as envs:

@@ -4,17 +4,20 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from veldt.errors import UserError
+from veldt import bounds
+from veldt.callables import is_code
+from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
+from veldt.foreign import plain, read_text, regular
 
 log = logging.getLogger("veldt")
 
@@ -34,6 +37,7 @@ MAY_CHANGE = {  # on resume
     "device",
     "eval.episodes",
     "step_timeout",
+    "max_bad",
 }
 
 
@@ -47,12 +51,23 @@ def default_directory(config: Config) -> Path:
     return path
 
 
-def read_yaml(path: Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+class ConfigLoader(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them are a value too large to print."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "it has an alias")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
     try:
-        return loader(path.read_text()).get_single_data()
+        return plain(loader(read_text(path)).get_single_data())
     except FileNotFoundError:
         raise UserError(f"There is no {path}.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
 
 
@@ -65,8 +80,31 @@ def load_config(path: Path) -> Config:
         del actor["refresh"]  # older runs have this setting, without effect
     if isinstance(learner, dict) and learner.pop("momentum", 0):  # of older runs
         log.warning("%s: learner.momentum is ignored; RMSProp has no velocity any more, as in the papers", path)
-    config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
+    try:
+        config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
+        bounds.check(config)
+    except (UserError, OverflowError) as error:  # a float that no int can hold
+        raise UserError(f"{path}: {error}") from None
     return config
+
+
+def asks(config: Config) -> dict[str, str]:
+    """What a config does beside computing, reading files and writing to the run's own directory, by setting."""
+    network = str(getattr(config.algorithm, "network_from", ""))
+    wanted = {
+        "env": f"import and call {config.env}" if is_code(config.env) else "",
+        "algorithm.network_from": f"import and call {network}" if is_code(network) else "",
+        "gate.listen": f"listen on {config.gate.listen}" if config.gate.listen else "",
+        "log.wandb": "send metrics to Weights & Biases" if config.log.wandb else "",
+    }
+    return {name: what for name, what in wanted.items() if what}
+
+
+def require_trust(path: Path | str, config: Config, trust: bool, given: Container[str] = ()) -> None:
+    """Raises Untrusted if the config asks for more than its user has `given` or trusts (see docs/security.md)."""
+    wanted = [f"{what} ({name})" for name, what in asks(config).items() if name not in given]
+    if wanted and not trust:
+        raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust who made it.")
 
 
 def check_same(path: Path, config: Config, may_differ: set[str], advice: str) -> None:
@@ -85,7 +123,7 @@ def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
     with its holder."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / ".lock", "a+")  # noqa: SIM115
+        file = open(directory / ".lock", "a+", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise UserError(f"{directory} cannot be written ({error.strerror}); choose another {flag}.") from None
     with file:

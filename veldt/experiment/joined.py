@@ -34,7 +34,8 @@ def assign(config: Any, i: int) -> dict[str, Any]:
         return told | {"config": as_plain(config)}
     groups = list(range(i * config.central.groups, (i + 1) * config.central.groups))
     n = config.envs_per_actor // config.central.groups
-    return told | {"protocol": config.protocol, "n": n, "groups": groups, "seed": config.seed}
+    env = {"protocol": config.protocol, "clip": config.clip_observations}
+    return told | env | {"n": n, "groups": groups, "seed": config.seed}
 
 
 def make_token(path: Path) -> str:
@@ -58,11 +59,15 @@ def read_secret(path: str | Path | None) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def live(link: Link, told: dict[str, Any], allowed: str, leaving: Callable[[], bool]) -> None:
-    """Acts until the run ends, or `leaving` says so. `allowed`: the environment that may be imported, if it is code."""
+def live(link: Link, told: dict[str, Any], allowed: str, leaving: Callable[[], bool], network: str = "") -> None:
+    """Acts until the run ends, or `leaving` says so. `allowed` and `network` may be imported, if the run's environment or
+    network is code."""
     env = str(told["env"])
     if ":" in env and env != allowed:
         raise UserError(f"The run wants the environment {env}, which is code to import; allow it with --env {env}.")
+    wanted = str(told.get("config", {}).get("algorithm", {}).get("network_from", ""))
+    if wanted and wanted != network:
+        raise UserError(f"The run wants the network {wanted}, which is code to import; allow it with --network {wanted}.")
     host = _central(link, told) if told["inference"] == "central" else _local(link, told)
     reported = 0.0
     who = f"actor/{told['index']} (life {link.session.incarnation})"
@@ -97,7 +102,8 @@ def _central(link: Link, told: dict[str, Any]) -> Host:
     known = {"recorder": Proxy(ports_of(Policy), session.ends("recorder", {})), "counters": Counters(session.rows)}
     program = Program()
     recorder, counters = (program.add(name, object) for name in known)
-    envs, name = partial(make_env, str(told["env"]), protocol=str(told["protocol"])), f"actor/{int(told['index'])}"
+    envs = partial(make_env, str(told["env"]), protocol=str(told["protocol"]), clip=bool(told["clip"]))
+    name = f"actor/{int(told['index'])}"
     groups = tuple(int(group) for group in told["groups"])
     program.add(name, Actor, envs, int(told["n"]), recorder, counters, int(told["seed"]), name, groups, INCARNATION)
     return _host(link, program, known)

@@ -25,7 +25,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import default_directory, load_config
+from veldt.experiment.directory import default_directory, load_config, require_trust
 from veldt.experiment.session import Session
 from veldt.experiment.settings import check, override, refuse_without_effect
 from veldt.learning import params
@@ -39,10 +39,10 @@ SMALLEST = 160  # pixels of a video; smaller frames are enlarged
 
 
 class Run:
-    """A run directory."""
+    """A run directory. `trust`: its config may name code (env, algorithm.network_from), which is imported and called."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, trust: bool = False) -> None:
+        self.path, self.trust = Path(path), trust
 
     @property
     def config(self) -> Config:
@@ -64,7 +64,7 @@ class Run:
 
     def policy(self, epsilon: float | None = None) -> LocalPolicy:
         """The greedy policy of the last weights; its fraction of random actions is eval.epsilon unless another is given."""
-        config, weights = self.config, self.checkpoints().weights()
+        config, weights = self._code_config(), self.checkpoints().weights()
         if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
         env = config.env_spec()
@@ -76,14 +76,15 @@ class Run:
     def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
         """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind.
 
-        `bad_episodes` counts those with observations or rewards that were not finite or outside their space.
+        `bad_episodes` counts those with observations or rewards that were not finite.
         """
         check_value("episodes", episodes, above(0))
         check_value("seed", seed, at_least(0))
         if epsilon is not None:
             check_value("epsilon", epsilon, between(0, 1))
-        config = self.config
-        with closing(make_env(env or config.env, min(episodes, 20), protocol=config.protocol)) as envs:
+        config = self._code_config()
+        clip, n = config.clip_observations, min(episodes, 20)
+        with closing(make_env(env or config.env, n, protocol=config.protocol, clip=clip)) as envs:
             theirs, own = envs.spec, config.env_spec() if env else envs.spec
             if own.observation != theirs.observation or own.action_space != theirs.action_space:
                 raise UserError(
@@ -92,6 +93,12 @@ class Run:
             found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), config.eval.max_length)
         assert found is not None
         return found
+
+    def _code_config(self) -> Config:
+        """The config, if the code that it names may be used."""
+        config = self.config
+        require_trust(self.path, config, self.trust, given=("gate.listen", "log.wandb"))  # which only training does
+        return config
 
     def weights_hash(self) -> str:
         """sha256 of the last weights, by name and value."""
@@ -131,13 +138,14 @@ def train(
     refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
     Session(config, path, quiet).run()
-    return Run(path)
+    return Run(path, trust=True)  # the caller named what it imports
 
 
-def resume(run: str | Path, quiet: bool = False, **overrides: Any) -> Run:
-    """Goes on with a run from its last checkpoint."""
-    done = Run(run)
+def resume(run: str | Path, quiet: bool = False, trust: bool = False, **overrides: Any) -> Run:
+    """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`)."""
+    done = Run(run, trust)
     config = override(done.config, overrides)
+    require_trust(done.path, config, trust, given=overrides)
     check(config)
     Session(config, done.path, quiet).run()
     return done

@@ -19,6 +19,7 @@ from veldt.errors import UserError
 from veldt.experiment.checkpoint import Checkpoint, Checkpoints
 from veldt.experiment.config import Config
 from veldt.experiment.directory import MAY_CHANGE, check_same, exclusive
+from veldt.experiment.observations import BadObservations, bad_fraction
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
 from veldt.experiment.settings import as_plain
 from veldt.files import replace_text
@@ -91,6 +92,7 @@ class Session:
     def _train(self, nodes: Nodes) -> None:
         while not self.finished(nodes):
             self.progress.log_if_due(nodes)
+            self.progress.bad.check(nodes)
             self.saving.save_if_due(nodes)
             nodes.step()
         if nodes.count("env_steps") > self.saving.saved_at:
@@ -182,6 +184,7 @@ class Progress:
             "store_once": config.store.selector == "fifo",
             "inference_device": config.central.device or config.device,
         }
+        self.bad = BadObservations(config.env, config.max_bad)
         self.earlier_s = 0.0  # of the sessions before this one
         self.latest: dict[str, Any] = {}  # the newest value of each metric
         self._began = self._last_line = time.monotonic()
@@ -194,6 +197,7 @@ class Progress:
         """The nodes are restored, and about to work."""
         self._evaluations, self._first_step = nodes.count("evaluations"), nodes.count("learner_steps")
         self._evaluation_s = EVALUATION_S if nodes.live else 0.0
+        self.bad.begin(nodes)
         nodes.metrics()  # of the time in which they stood still
         self._last_line = time.monotonic()
         self.rates.begin(self.clocks(nodes), self._last_line, nodes.resources()[0])
@@ -222,6 +226,7 @@ class Progress:
             line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
             line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
         line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
+        line |= {"bad_fraction": fraction} if (fraction := bad_fraction(nodes)) else {}
         line |= self._derived(line, nodes, now)
         if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
             line["bottleneck"] = sentence

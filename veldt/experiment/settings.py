@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -53,7 +54,7 @@ def override(config: Any, values: dict[str, Any], prefix: str = "") -> Any:
             flat[head] = _typed(f"{prefix}{head}", value, getattr(config, head))
             choices = get_args(hints[head]) if get_origin(hints[head]) is Literal else None
             if choices and flat[head] not in choices:
-                raise UserError(f"{prefix}{head} must be one of {', '.join(choices)}, not {value!r}.")
+                raise UserError(f"{prefix}{head} must be one of {', '.join(choices)}, not {reprlib.repr(value)}.")
     for head, part in nested.items():
         flat[head] = override(getattr(config, head), part, f"{prefix}{head}.")
     return dataclasses.replace(config, **flat)
@@ -70,11 +71,11 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     elif isinstance(like, int) and isinstance(value, int | float) and float(value).is_integer():
         return int(value)
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
-        if not like or all(type(part) is type(like[0]) for part in value):
+        if all(type(part) is (type(like[0]) if like else str) for part in value):
             return tuple(value)
     elif isinstance(like, str) and isinstance(value, str | int):
         return str(value)
-    raise UserError(f"{name} must be a {type(like).__name__}, not {value!r}.")
+    raise UserError(f"{name} must be a {type(like).__name__}, not {reprlib.repr(value)}.")
 
 
 def check(config: Config) -> None:

@@ -42,9 +42,10 @@ import yaml
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml
+from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml, require_trust
 from veldt.experiment.prepare import check_device
 from veldt.experiment.settings import check, refuse_without_effect
+from veldt.foreign import named
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -134,16 +135,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_spec(path: Path) -> Spec:
-    """Reads and checks a sweep's file: builds all configs, and makes and closes their environments."""
-    values = read_yaml(path, _Loader)
+def read_spec(path: Path, trust: bool = False) -> Spec:
+    """Reads and checks a sweep's file: builds all configs, and makes and closes their environments.
+
+    `trust`: the environments may be code.
+    """
+    values = read_yaml(named(path), _Loader)
     try:
-        return _spec(values, path.stem)
+        return _spec(values, path.stem, trust)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
-def _spec(values: Any, stem: str) -> Spec:
+def _spec(values: Any, stem: str, trust: bool) -> Spec:
     if not isinstance(values, dict):
         raise UserError("A sweep's file must hold keys, such as recipe, env and seeds.")
     for key in values:
@@ -154,7 +158,7 @@ def _spec(values: Any, stem: str) -> Spec:
         raise UserError(f"name {name!r} must have a letter or a digit.")
     return Spec(
         name,
-        _read_settings(values),
+        _read_settings(values, trust),
         seeds,
         at_once=int(_number("at_once", values.get("at_once", 1), whole=True)),
         episodes=int(_number("episodes", values.get("episodes", 20), whole=True)),
@@ -191,7 +195,7 @@ def _read_seeds(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _read_settings(values: dict[str, Any]) -> tuple[Setting, ...]:
+def _read_settings(values: dict[str, Any], trust: bool) -> tuple[Setting, ...]:
     base: dict[str, Any] = {key: values[key] for key in ("recipe", "env") if key in values}
     common = _overrides("set", values.get("set"))
     for key in ("recipe", "env"):
@@ -204,12 +208,12 @@ def _read_settings(values: dict[str, Any]) -> tuple[Setting, ...]:
         for key in own.keys() & chosen.keys():
             raise UserError(f"settings: {name}: {key} is in the grid as well.")
         label = ", ".join(x for x in (name, combination) if x) or str(base.get("recipe", ""))
-        out.append(_setting(label, {**base, **common, **own, **chosen}))
+        out.append(_setting(label, {**base, **common, **own, **chosen}, trust))
     _check_slugs(out)
     return tuple(out)
 
 
-def _setting(name: str, values: dict[str, Any]) -> Setting:
+def _setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
     for key in ("recipe", "env"):
         if key not in values:
             raise UserError(f"{name or 'It'}: there is no {key}; set {key}: ... for this setting or for all.")
@@ -219,11 +223,12 @@ def _setting(name: str, values: dict[str, Any]) -> Setting:
         check(config)
         refuse_without_effect(config, recipes.make(recipe, env))
         check_device(config.device)
+        require_trust("this run", config, trust)
         spec = config.env_spec()
         config.algorithm.check(spec)
         return Setting(name, config, store_size(config, config.schema(spec)).nbytes)
     except UserError as error:
-        raise UserError(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _check_slugs(settings: list[Setting]) -> None:

@@ -16,6 +16,7 @@ from veldt.machine import format_bytes
 from veldt.metrics import BUSY, CHAIN, MORE, PACKAGE, RATE, WAITS, Declarations, Metric
 
 Line = Mapping[str, Any]  # of metrics.jsonl
+LARGEST = 1e300  # a number from here on is as good as infinite
 FIELD = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # {name} or {name:format}
 OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
@@ -23,7 +24,7 @@ OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 def number(line: Line, key: str) -> float | None:
     """None: it is missing, or not a finite number."""
     x = line.get(key)
-    return float(x) if isinstance(x, int | float) and math.isfinite(x) else None
+    return float(x) if isinstance(x, int | float) and abs(x) < LARGEST else None
 
 
 def amount(x: float, unit: str = "") -> str:

@@ -32,7 +32,7 @@ class Curve:
     def read(cls, path: Path) -> Self:
         """Without its settings."""
         lines = read_lines(path)
-        greedy, explored = evaluations(lines), [line for line in lines if line.get("train_return") is not None]
+        greedy, explored = evaluations(lines), [line for line in lines if number(line, "train_return") is not None]
         # Exploring episodes if there are no evaluations.
         if points := greedy or [Point(line["env_steps"], line["time_s"], line["train_return"]) for line in explored]:
             steps, seconds, returns = np.array(points, float).T

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from veldt.errors import UserError
+from veldt.foreign import plain, regular
+from veldt.watching.links import number
 
 log = logging.getLogger("veldt")
 
@@ -31,11 +33,12 @@ class JsonLines:
     """One JSON object a line; every line has time_s, env_steps and learner_steps. Removes a line that a kill cut short."""
 
     def __init__(self, path: Path) -> None:
-        if path.exists():
-            data = path.read_bytes()
-            with open(path, "r+b") as file:
-                file.truncate(data.rfind(b"\n") + 1)
-        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            self._handle = regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}).") from None
+        with open(self._handle, "rb", closefd=False) as file:
+            os.ftruncate(self._handle, file.read().rfind(b"\n") + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
@@ -51,19 +54,26 @@ class JsonLines:
 
 def parse(data: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a metrics file that are whole."""
-    for text in data.splitlines():
-        with contextlib.suppress(ValueError):
-            line = json.loads(text)
+    for text in data.split(b"\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            line = plain(json.loads(text))
             if isinstance(line, dict):
                 yield line
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file, without those after a checkpoint that the run was resumed from."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            data = file.read()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     lines: list[dict[str, Any]] = []
-    for line in parse(path.read_bytes()):
+    for line in parse(data):
+        if any(number(line, name) is None for name in ("time_s", "env_steps")):  # every line has them
+            continue
         if "resumed_from" in line:
-            lines = [old for old in lines if old.get("env_steps", 0) <= line.get("env_steps", 0)]
+            lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
         lines.append(line)
     return lines
 
@@ -79,11 +89,13 @@ class Point(NamedTuple):
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     """Each at the env steps and the time of the weights that played. Lines of older versions lack these; then it is at
     those of the line, which was written when the evaluation had ended."""
-    return [
-        Point(line.get("eval_env_steps", line["env_steps"]), line.get("eval_time_s", line["time_s"]), line["eval_return"])
-        for line in lines
-        if line.get("eval_return") is not None
-    ]
+    points = []
+    for line in lines:
+        if number(line, "eval_return") is not None:
+            dated = number(line, "eval_env_steps") is not None and number(line, "eval_time_s") is not None
+            steps, seconds = ("eval_env_steps", "eval_time_s") if dated else ("env_steps", "time_s")
+            points.append(Point(line[steps], line[seconds], line["eval_return"]))
+    return points
 
 
 LARGEST = 3.4e38  # of the numbers that a float32 can hold
@@ -95,7 +107,7 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         path = directory / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.veldt"
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0, opener=regular)  # noqa: SIM115
         self._event(_field(3, b"brain.Event:2"))
 
     def write(self, line: dict[str, Any]) -> None:
@@ -190,6 +202,9 @@ class Metrics:
 class SafeFileHandler(logging.FileHandler):
     """A log file that prints no tracebacks if the disk is full."""
 
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding="utf-8", opener=regular)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
 
@@ -201,7 +216,10 @@ class SafeFileHandler(logging.FileHandler):
 @contextmanager
 def log_to(path: Path, quiet: bool = False) -> Iterator[None]:
     """Writes the package's log to this file, and warnings to stderr too."""
-    file = SafeFileHandler(path)
+    try:
+        file = SafeFileHandler(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(logging.WARNING)

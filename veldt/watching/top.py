@@ -22,6 +22,7 @@ from rich.text import Text
 
 from veldt import metrics
 from veldt.errors import UserError
+from veldt.foreign import plain, read_text, regular
 from veldt.machine import format_bytes
 from veldt.watching.links import number, percent, short
 from veldt.watching.sinks import parse
@@ -68,7 +69,7 @@ def holder(path: Path) -> int:
     It has the lock file open. Taking the lock to find out would disturb a run that is about to take it.
     """
     try:
-        lock, pid = os.stat(path / ".lock"), int((path / ".lock").read_text())
+        lock, pid = os.stat(path / ".lock", follow_symlinks=False), int(read_text(path / ".lock", 64))
         owner = os.stat(f"/proc/{pid}").st_uid
     except (OSError, ValueError):
         return 0
@@ -99,7 +100,7 @@ class Tail:
     def read(self) -> float | None:
         """Reads the new lines, and returns their age in seconds; None: there is no file."""
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=regular) as file:
                 status = os.fstat(file.fileno())
                 if status.st_size < self._at:  # another file
                     self._at, self.latest = 0, {}
@@ -224,8 +225,8 @@ class Watched:
 def read_mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     """Empty if it cannot be read."""
     try:
-        values = load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        values = plain(load(read_text(path)))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
 

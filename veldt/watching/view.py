@@ -123,7 +123,7 @@ def _facts(line: Line, columns: int, declarations: Declarations) -> Table:
         if metric.column == FACT and (text := value_of(metric, line, declarations)):
             facts.append((name, Text(text)))
         elif metric.column == TROUBLE and (x or (x is not None and metric.name == "restarts")):
-            facts.append((name, Text(f"{x:,.0f}", "bold red" if x else "")))
+            facts.append((name, Text(fill(metric.text or f"{x:,.0f}", line), "bold red" if x else "")))
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(columns):
         table.add_column(style="dim", no_wrap=True)
@@ -150,6 +150,7 @@ PLAIN = {  # what a plain line shows
     "eval_return": "greedy {:.1f}",
     "eval_env_steps": "of {:,.0f} steps",
     "train_return": "exploring {:.1f}",
+    "bad_fraction": "bad observations {:.2%}",
     "loss": "loss {:.3g}",
     "epsilon": "epsilon {:.2f}",
     "sigma": "sigma {:.2f}",
