@@ -13,12 +13,13 @@ import pytest
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from PIL import Image
 
+from veldt.__main__ import main
 from veldt.envs import Envs, make_env
-from veldt.envs.atari import PROTOCOLS, Atari, Protocol
+from veldt.envs.atari import PROTOCOLS, Atari, Protocol, find_protocol
 from veldt.errors import UserError
 from veldt.experiment import settings
 from veldt.experiment.recipes import make
-from veldt.experiment.run import record_video, train
+from veldt.experiment.run import record_video, resume, train
 from veldt.records.history import stack_history
 
 STEPS = 2_000
@@ -138,6 +139,16 @@ def test_the_papers_settings():
     assert [make_env("ALE/Breakout-v5", protocol=name).spec.n_actions for name in PROTOCOLS] == [4, 18, 18, 18, 4]
 
 
+def test_a_protocol_may_have_the_games_own_actions_or_all_18():
+    def actions(protocol):
+        return make_env("ALE/Pong-v5", protocol=protocol).spec.n_actions
+
+    names = ("dqn", "dqn:full", "apex", "apex:minimal", "r2d2", "r2d2:minimal")
+    assert [actions(name) for name in names] == [6, 18, 18, 6, 18, 6]
+    for name, paper in PROTOCOLS.items():
+        assert find_protocol(f"{name}:minimal") == dataclasses.replace(paper, full_actions=False), "nothing else changes"
+
+
 def test_no_op_starts_are_spread_over_0_to_30():
     envs, frames = make_env("ALE/Pong-v5", 10), set()
     for seed in range(0, 60, 10):
@@ -208,6 +219,8 @@ def test_same_seed_same_games_and_records_that_later_steps_do_not_change():
 def test_errors_say_what_to_do():
     with pytest.raises(UserError, match=r"no Atari protocol 'machada'.*machado"):
         make_env("ALE/Pong-v5", protocol="machada")
+    with pytest.raises(UserError, match=r"no actions 'minimum'; use apex:minimal .* or apex:full"):
+        make_env("ALE/Pong-v5", protocol="apex:minimum")
     with pytest.raises(UserError, match=r"'sticky' .* is gone; use machado \(.*\) or dopamine"):
         make_env("ALE/Pong-v5", protocol="sticky")
     with pytest.raises(UserError, match=r"protocol 'dqn' is for Atari"):
@@ -239,6 +252,18 @@ def test_a_run_picks_its_settings_says_them_and_can_be_watched(tmp_path, capsys)
     with Image.open(tmp_path / "x.gif") as image:
         assert image.size == (160, 210)
     assert len(run.evaluate(2, epsilon=1.0).returns) == 2
+
+
+def test_evaluation_and_resume_have_the_actions_of_the_run(tmp_path, capsys):
+    small = {"store.capacity": "1_000", "store.min_size": 300, "envs_per_actor": 2, "eval.every": 0, "eval.max_length": 9}
+    train("dqn", env="ALE/Pong-v5", run=tmp_path / "r", steps=40, protocol="r2d2:minimal", quiet=True, **small)
+    with pytest.raises(UserError, match="protocol is r2d2:minimal there and r2d2 here"):
+        resume(tmp_path / "r", protocol="r2d2")
+    run = resume(tmp_path / "r", steps=80)
+    said = capsys.readouterr().out
+    assert "actions Discrete(6)" in said and "protocol r2d2:minimal: noops 30, sticky 0.0, max_frames" in said, said
+    assert run.metrics[-1]["env_steps"] == 80 and run.checkpoints().weights()["head.advantage.weight"].shape[0] == 6
+    assert main(["eval", str(run.path), "--episodes", "1", "--epsilon", "1"]) == 0
 
 
 def test_reported_returns_are_raw_and_the_store_keeps_raw_rewards():

@@ -1,11 +1,12 @@
 """Atari through ale-py's C++ vector environment: one new frame [84, 84] uint8 per step, and raw rewards.
 
 An action is repeated for four frames, or five; the last two are merged by their maximum, converted to grey and resized to
-84 x 84. Other settings of the papers are named protocols. The window stacks frames (`history`), and the loss clips rewards
+84 x 84. Other settings of the papers are named protocols; `apex:minimal` is one with the game's own actions instead of all
+18, `dqn:full` one with all 18. The window stacks frames (`history`), and the loss clips rewards
 (`clip_reward`). A lost life reaches the learner as discount 0 in the middle of an episode.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -36,10 +37,12 @@ PROTOCOLS = {
     "machado": Protocol(noops=0, sticky=0.25, life_loss=False, full_actions=True, max_frames=18_000, frame_skip=5),
     "dopamine": Protocol(noops=0, sticky=0.25, life_loss=False),  # Castro et al. 2018
 }
+ACTIONS = {"minimal": False, "full": True}  # what may follow the name and a colon -> full_actions
 
 
 def find_protocol(name: str) -> Protocol:
-    name = name or "dqn"
+    """`NAME`, `NAME:minimal` or `NAME:full`; empty: dqn."""
+    name, colon, actions = (name or "dqn").partition(":")
     if name == "sticky":
         raise UserError(
             "The Atari protocol 'sticky' had numbers of two papers and is gone; use machado (18 actions, frame skip 5, "
@@ -47,7 +50,11 @@ def find_protocol(name: str) -> Protocol:
         )
     if name not in PROTOCOLS:
         raise UserError(f"There is no Atari protocol {name!r}.{did_you_mean(name, PROTOCOLS, PROTOCOLS)}")
-    return PROTOCOLS[name]
+    if not colon:
+        return PROTOCOLS[name]
+    if actions not in ACTIONS:
+        raise UserError(f"Atari has no actions {actions!r}; use {name}:minimal (the game's own) or {name}:full (all 18).")
+    return replace(PROTOCOLS[name], full_actions=ACTIONS[actions])
 
 
 class Atari(VectorEnv[Any, Any, Any]):

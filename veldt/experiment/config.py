@@ -215,7 +215,8 @@ class Config:
     env: str = "CartPole-v1"
     """A Gymnasium id, or module:callable."""
     protocol: str = ""
-    """Atari: the evaluation protocol of the games: dqn, apex, r2d2, machado or dopamine."""
+    """Atari: the evaluation protocol of the games: dqn, apex, r2d2, machado or dopamine. apex:minimal has the game's own
+    actions instead of all 18, dqn:full all 18; so for every protocol."""
     steps: Annotated[int, above(0)] = 60_000
     """Env steps in all: actions applied, over all environments."""
     seed: Annotated[int, at_least(0)] = 0

@@ -15,7 +15,9 @@ from veldt.demos.set import Demos
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
+from veldt.learning.activations import activation_bytes
 from veldt.machine import available_memory, format_bytes, used_memory
+from veldt.nets.torsos import use_bfloat16
 from veldt.program import Program
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
@@ -28,10 +30,11 @@ from veldt.topologies import make_program
 from veldt.topologies.stores import demos_size, store_size
 
 LIVES = 10_000  # that a process may have between two resumes
-NETWORK_COPIES = 15  # weights, target, gradient, moments, published weights, copies at the policies, activations
+NETWORK_COPIES = 15  # weights, target, gradient, moments, published weights, copies at the policies
 LIBRARIES = 20_000_000  # bytes that libraries take when first used
 PROCESS = 30_000_000  # private bytes of a process, beside the pages it shares with its zygote
 ZYGOTE = 130_000_000
+CUDA = 1_500_000_000  # bytes of RAM, not of the GPU, that CUDA takes in a process that uses it
 LIGHT_PROCESS, LIGHT_ZYGOTE = 12_000_000, 40_000_000  # the same of processes without torch
 
 
@@ -47,6 +50,7 @@ class Prepared:
     declarations: metrics.Declarations
     store: Size
     ram: int  # bytes of the whole run when the store is full, with what this process has now
+    activations: int  # bytes that an update takes on the learner's device, beside the network; in `ram` if that is the CPU
 
 
 def prepare(config: Config) -> Prepared:
@@ -65,7 +69,11 @@ def prepare(config: Config) -> Prepared:
     program, net = make_program(config, env), config.algorithm.network(env)
     parameters = sum(p.numel() for p in net.parameters())
     declarations = metrics.declared(program.nodes.values())
-    return Prepared(config, env, net, parameters, program, declarations, *_plan_ram(config, env, program, parameters))
+    if config.learner.bfloat16:
+        use_bfloat16(net)
+    activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
+    store, ram = plan_ram(config, env, program, parameters, activations)
+    return Prepared(config, env, net, parameters, program, declarations, store, ram, activations)
 
 
 def check_device(name: str) -> None:
@@ -79,21 +87,32 @@ def check_device(name: str) -> None:
         raise UserError(f"No CUDA device is available here as {name!r}; use --device cpu.")
 
 
-def _plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int) -> tuple[Size, int]:
+def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, activations: int) -> tuple[Size, int]:
     """The size of the store, and about how many bytes the run takes. Raises a UserError where that much is not free.
 
-    Beside the store: two samples of windows, copies of the network, demonstrations, processes. Measured on two cores: 1 %
-    less than CartPole took, 1 % less than MinAtar, 2 % less than Atari.
+    Beside the store: two samples of windows, copies of the network, activations, demonstrations, processes, CUDA. Measured
+    on two cores: 1 % less than CartPole took, 1 % less than MinAtar, 2 % less than Atari.
     """
     schema = config.schema(env)
     store = store_size(config, schema) if "store" in program.nodes else Size(0, 0, 0)
     window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
     samples = 2 * config.learner.batch * config.learner.prefetch * window
     rest = samples + 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes
+    rest += CUDA * _cuda_processes(config, program) + (0 if is_cuda(config.device) else activations)
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
     check_memory(store, available_memory() - rest, rest)
     return store, used_memory() + store.nbytes + rest
+
+
+def is_cuda(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def _cuda_processes(config: Config, program: Program) -> int:
+    devices = {"learner": config.device, "inference": config.central.device or config.device}
+    found = sum(name in program.nodes and is_cuda(device) for name, device in devices.items())
+    return found if config.runtime == "local" else min(found, 1)
 
 
 def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
@@ -112,7 +131,7 @@ def check_memory(size: Size, available: int, rest: int = 0) -> None:
     if available < 0:
         raise UserError(
             f"The run needs about {format_bytes(rest)} of RAM beside its store, but {format_bytes(available + rest)} is "
-            "free; use fewer --actors, or --runtime inline."
+            "free; use fewer --actors, a smaller --learner.batch, or --runtime inline."
         )
     if size.nbytes > 0.9 * available:
         half = format_bytes(0.5 * available).replace(" ", "")
@@ -167,12 +186,13 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         each = format_bytes(store.nbytes / store.slots / config.schema(env).starts)
         size = f"{store.capacity:,} items of {each}, {format_bytes(store.nbytes)} when full"
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}")
+    gpu = f"; activations of about {format_bytes(prepared.activations)} on the GPU" if is_cuda(config.device) else ""
     actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
     return [
         *lines,
         f"acting: {actors} environments{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
-        f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full",
+        f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",
         f"run: {path}  ({config.steps:,} env steps, seed {config.seed})",
     ]
 

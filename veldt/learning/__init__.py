@@ -3,6 +3,7 @@
     learner.py         Learner: one update a step; Feed: batches from a store, prepares the next one; LearnerConfig
     optim.py           Updater, the protocol: what becomes of a gradient; Owned: the optimizer is in this process;
                        Adam, RMSProp, SGD on flat vectors
+    activations.py     about how much memory a loss takes
     params.py          LatestParams: hands out the newest weights; Publisher: gives them to it; networks as flat vectors
     returns.py         n-step returns, V-trace, value rescaling
     distributions.py   distributions of actions

@@ -1,0 +1,142 @@
+"""The RAM that is planned before a run, against what learning takes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from veldt.algorithms.dqn import DQN
+from veldt.counters import Counters
+from veldt.experiment import prepare as preparing
+from veldt.experiment.config import Config
+from veldt.experiment.prepare import CUDA, introduction, plan_ram, prepare
+from veldt.experiment.recipes import make
+from veldt.learning.activations import activation_bytes
+from veldt.learning.learner import Learner
+from veldt.learning.params import LatestParams
+from veldt.records.block import Schema
+from veldt.records.tree import Array
+from veldt.storing.store import Sample
+from veldt.topologies import make_program
+
+PONG = "ALE/Pong-v5"
+INLINE: dict[str, Any] = {"runtime": "inline", "eval.every": 0, "learner.prefetch": 1}
+CASES: dict[str, Callable[[], Config]] = {
+    "dqn": lambda: make("dqn", "CartPole-v1", **INLINE, **{"learner.batch": 70_000}),
+    "dpg": lambda: make("apex-dpg", "Pendulum-v1", **INLINE, **{"learner.batch": 70_000}),
+    "vtrace": lambda: make("impala", PONG, **INLINE, **{"learner.batch": 4, "algorithm.convnet": "impala"}),
+    "vtrace with an LSTM": lambda: make(
+        "impala", PONG, **INLINE, **{"learner.batch": 4, "algorithm.convnet": "impala", "algorithm.lstm": 256}
+    ),
+    "r2d2": lambda: make("r2d2", "veldt/TMaze-v0", **INLINE, **{"learner.batch": 2_000}),
+}
+
+
+class Windows:
+    """A store that returns windows in the middle of an episode."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def sample(self, n: int) -> Sample:
+        shape = (n, self.schema.window.rows)
+        rows = {name: np.ones((*shape, *c.shape), c.dtype) for name, c in self.schema.layout.spec.items()}
+        rows["first"][:] = rows["last"][:] = False
+        starts = {name: np.zeros((n, *c.shape), c.dtype) for name, c in self.schema.start_layout.spec.items()}
+        return Sample(np.arange(n), rows, starts, np.ones(n, np.float32), np.full(n, 1 / n))
+
+    def update(self, keys: Array, priorities: Array) -> None: ...
+
+
+def memory(name: str) -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+def measure(config: Config) -> tuple[int, int]:
+    """By how many bytes this process is planned to grow, and by how many an update makes it grow."""
+    preparing.used_memory = lambda: 0  # type: ignore[attr-defined]
+    prepared = prepare(config)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    before = memory("VmRSS")
+    store: Any = Windows(config.schema(prepared.env))
+    learner = Learner(config.algorithm, prepared.env, store, LatestParams(), Counters(), config.learner, config.steps, 0)
+    assert learner.step() and learner.bad == 0
+    return prepared.ram - prepared.store.nbytes, memory("VmHWM") - before
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, tuple[int, int]]:
+    """In a process of its own, whose heap has no free pages of other tests."""
+    out = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
+    assert out.returncode == 0, out.stderr
+    found: dict[str, tuple[int, int]] = json.loads(out.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_learning_takes_what_was_planned(measured: dict[str, tuple[int, int]], case: str) -> None:
+    planned, taken = measured[case]
+    print(f"{case}: {planned / 1e6:.0f} MB planned, {taken / 1e6:.0f} MB taken")
+    assert taken > 150e6, "the case is large enough to tell"
+    assert taken / 1.5 < planned < 1.5 * taken
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, recipe: str, env: str, activations: int, **settings: Any) -> int:
+    """Bytes beside the store and this process."""
+    monkeypatch.setattr(preparing, "used_memory", lambda: 0)
+    monkeypatch.setattr(preparing, "available_memory", lambda: 10**12)
+    config = make(recipe, env, **settings)
+    spec = config.env_spec()
+    store, ram = plan_ram(config, spec, make_program(config, spec), 1_000, activations)
+    return ram - store.nbytes
+
+
+def test_cuda_takes_ram_in_each_process_that_uses_it_and_activations_are_not_in_ram_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def of(recipe: str, activations: int = 0, **settings: Any) -> int:
+        return planned(monkeypatch, recipe, "CartPole-v1", activations, **settings)
+
+    gpu, central = {"device": "cuda"}, {"inference": "central"}
+    assert of("apex-dqn", **gpu) - of("apex-dqn") == CUDA
+    assert of("seed-vtrace", device="cuda:1") - of("seed-vtrace") == 2 * CUDA, "the learner, and inference"
+    assert of("seed-vtrace", **gpu, **{"central.device": "cpu"}) - of("seed-vtrace") == CUDA
+    assert of("seed-vtrace", **{"central.device": "cuda"}) - of("seed-vtrace") == CUDA
+    inline = {"runtime": "inline", **central}
+    assert of("apex-dqn", **gpu, **inline) - of("apex-dqn", **inline) == CUDA, "one process has both"
+    assert of("apex-dqn", 10**9) - of("apex-dqn") == 10**9
+    assert of("apex-dqn", 10**9, **gpu) == of("apex-dqn", **gpu)
+
+
+def test_activations_on_a_gpu_are_said_apart(tmp_path: Path) -> None:
+    prepared = prepare(CASES["r2d2"]())
+    on_gpu = replace(prepared, config=replace(prepared.config, device="cuda"), activations=1_800_000_000)
+    (line,) = [line for line in introduction(on_gpu, tmp_path) if line.startswith("memory")]
+    assert line.endswith("when the store is full; activations of about 1.8 GB on the GPU")
+    assert not any("GPU" in line for line in introduction(prepared, tmp_path))
+
+
+def test_a_loss_that_fails_is_left_to_the_learner() -> None:
+    class Fails(DQN):
+        def loss(self, *args: Any) -> Any:
+            raise RuntimeError
+
+    config, env = make("dqn", "CartPole-v1"), make("dqn", "CartPole-v1").env_spec()
+    assert activation_bytes(Fails(), DQN().network(env), config.schema(env), 64) == 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps({name: measure(case()) for name, case in CASES.items()}))
