@@ -9,6 +9,8 @@ import time
 import zlib
 from typing import Any
 
+import numpy as np
+
 from veldt.records.tree import Tree, read_only
 from veldt.runtime.shm.memory import CHECKED, PAGE, Bytes, Format, SharedMemory, Waker
 
@@ -26,6 +28,19 @@ MAX_FORMATS = 8
 FORMAT_BYTES = PAGE
 COMMIT, LENGTH, FORMAT, CHECKSUM = 0, 1, 2, 3  # the words at the start of each slot
 SLOT_HEADER = 64
+
+
+Columns = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+
+
+def has_columns(tree: Tree, columns: Columns) -> bool:
+    """Whether a message has these names, types and shapes, in this order. Takes a third of the time of a look-up."""
+    if not columns or len(tree) != len(columns):
+        return False
+    for (name, x), (own, dtype, shape) in zip(tree.items(), columns, strict=True):
+        if name != own or x.dtype is not dtype or x.shape != shape:
+            return False
+    return True
 
 
 def _ring_bytes(slots: int, slot_bytes: int) -> int:
@@ -120,14 +135,18 @@ class Writer(Ring):
         self.reader, self.budget, self.max_slots, self.later = reader, budget, max_slots, later
         self._unrung = False  # messages were put since the bell rang
         self._known: dict[Any, int] = {}  # format of a message -> its number
+        self._latest: Columns = ()  # of the latest message
+        self._latest_number = 0  # of its format
 
     def put(self, tree: Tree) -> bool:
         """False: the ring is full; keep the message and try again."""
-        key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
-        number = self._known.get(key)
-        if number is None:
-            number = self._known[key] = self._number(Format.of(tree))
-        return self._put(number, tree)
+        if not has_columns(tree, self._latest):  # most messages are like the one before
+            key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
+            number = self._known.get(key)
+            if number is None:
+                number = self._known[key] = self._number(Format.of(tree))
+            self._latest, self._latest_number = key, number
+        return self._put(self._latest_number, tree)
 
     def put_bytes(self, format_: Format, data: Bytes) -> bool:
         """Like `put`, with the bytes of all arrays as the slot will hold them."""
