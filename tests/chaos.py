@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import torch
 from running import run_until
+from setproctitle import getproctitle
 
 from veldt.acting.actor import Policy
 from veldt.algorithms.dqn import DQN
@@ -655,3 +656,12 @@ def always_raises() -> Raising:
 
 def cannot_be_made() -> Raising:
     raise ArithmeticError("a bad constructor")
+
+
+class HangsInActors(Counter):
+    """Cannot be made in a process of a run other than the first."""
+
+    def __init__(self) -> None:
+        if getproctitle().startswith("veldt actor"):
+            hang_for_ever()
+        super().__init__()

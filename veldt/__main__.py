@@ -3,10 +3,11 @@
 import importlib
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from veldt import __version__
-from veldt.errors import Diverged, ProcessFailed, UserError, did_you_mean
+from veldt.errors import Diverged, EnvError, ProcessFailed, UserError, did_you_mean
 from veldt.runtime.local import zygote
 
 COMMANDS = {
@@ -53,10 +54,10 @@ def main(argv: list[str] | None = None) -> int:
                 zygote.start_early(light=True)
         return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
     except (UserError, Diverged) as error:
-        print(f"veldt: {error}", file=sys.stderr)
+        print(f"veldt: {_sentences(error)}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-    except ProcessFailed as error:
-        print(f"{error.traceback}veldt: {error}", file=sys.stderr)
+    except (ProcessFailed, EnvError) as error:
+        print(f"{_traceback(error)}veldt: {_sentences(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         return int(getattr(error, "code", 130))
@@ -65,6 +66,18 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         zygote.discard()
+
+
+def _sentences(error: Exception) -> str:
+    """The error, and what was noted on it: in one line."""
+    return ". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())])
+
+
+def _traceback(error: ProcessFailed | EnvError) -> str:
+    """That of the process or environment, unless the log of a run has it."""
+    if isinstance(error, ProcessFailed):
+        return error.traceback
+    return "" if hasattr(error, "__notes__") else "".join(traceback.format_exception(error.__cause__))
 
 
 def _wants_processes(argv: list[str]) -> bool:

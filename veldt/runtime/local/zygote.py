@@ -72,6 +72,8 @@ class Zygote:
         )
         theirs.close()
         self.socket, self.pid, self.ready = ours, self.process.pid, False
+        self.useful = False  # a process that it forked became ready
+        self.failures = 0  # zygotes before it, in a row, that were not useful
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
