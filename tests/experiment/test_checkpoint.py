@@ -670,6 +670,30 @@ def test_a_directory_has_one_holder_and_the_lock_dies_with_it(tmp_path: Path) ->
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
+def test_a_process_that_the_holder_forked_does_not_hold_the_lock(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            with exclusive(tmp_path):
+                forked = os.fork()
+                if forked:
+                    os.write(write_end, str(forked).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    forked = int(os.read(read_end, 100))
+    try:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        with exclusive(tmp_path):
+            os.kill(forked, 0)  # it is there
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        os.close(read_end)
+        os.close(write_end)
+
+
 def test_blocks_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a checkpoint never copies the whole store; and the chunks are the store again."""
     whole = tiny(tmp_path / "whole", steps=600)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -17,6 +17,9 @@ from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
 
 log = logging.getLogger("veldt")
+
+_locks: set[TextIO] = set()  # held by this process, and by none that it forks
+os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
 MAY_CHANGE = {  # on resume
     "steps",
@@ -103,4 +106,8 @@ def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.remove(file)
