@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import sys
@@ -14,17 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import chaos
+import psutil
 import pytest
-from chaos import child, config_of, play, program_of, wait
+from chaos import child, config_of, play, program_of, steps_of, wait
 from test_faults import HERE, command, env_steps, processes_of, started
 
 import veldt
 from veldt.__main__ import main
 from veldt.envs.small import Chain
 from veldt.errors import EnvError
+from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
-from veldt.runtime.local import zygote
+from veldt.runtime.local import supervisor, zygote
 from veldt.runtime.local.local import Local
 from veldt.runtime.local.watchdog import Restarts
 
@@ -66,6 +69,53 @@ def test_a_run_goes_on_whatever_happens_to_its_evaluator_and_its_zygote(caplog: 
 
     play(Local(restarts=Restarts(limit=1, delay=0.1)), program_of(config), scenario)
     assert caplog.text.count("evaluator ended (killed by SIGKILL") == 3
+
+
+def test_a_stopped_zygote_is_named_and_replaced(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ZYGOTE_S", 1.0)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: nodes.count("env_steps") > 100, 20, "it runs")
+        stopped = nodes.supervisor.zygotes[False].pid
+        os.kill(stopped, signal.SIGSTOP)
+        chaos.kill(nodes, "actor/0")  # which nothing notices
+        yield from wait(lambda: nodes.supervisor.zygotes[False].pid not in (0, stopped), 20, "another zygote")
+        steps = steps_of(nodes, "actor/0")
+        yield from wait(lambda: steps_of(nodes, "actor/0") > steps + 100, 20, "it goes on")
+        assert not psutil.pid_exists(stopped)
+
+    play(Local(step_timeout=1.0), program_of(config_of()), scenario)
+    assert re.search(r"the zygote has not answered for 1\.\d s; restarting all processes", caplog.text)
+
+
+def test_what_an_environment_started_goes_with_its_actor_and_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it has a session of its own. The directory is free at once."""
+    path, pids = tmp_path / "r", tmp_path / "pids"
+    pids.mkdir()
+    monkeypatch.setenv("PIDS", str(pids))
+
+    def started_by(actor: int) -> list[psutil.Process]:
+        found = [int(file.name.partition("-")[2]) for file in pids.glob(f"{actor}-*")]
+        return [psutil.Process(pid) for pid in found]
+
+    with started(path, env="chaos:Parent", **{"log.every": 0.05}) as process:
+        chaos.wait_until(lambda: env_steps(path) > 0, 60, "it runs")
+        actors = [processes_of(path)[f"actor/{i}"]["pid"] for i in range(2)]
+        first, second = map(started_by, actors)
+        try:
+            assert len(first) == len(second) == 4 and all(map(chaos.alive, first + second)), "two for each environment"
+            os.kill(actors[0], signal.SIGKILL)
+            chaos.wait_until(lambda: not any(map(chaos.alive, first)), 5, "those of the killed actor are gone")
+            assert all(map(chaos.alive, second))
+            os.kill(process.pid, signal.SIGKILL)
+            chaos.wait_until(lambda: not any(map(chaos.alive, second)), 5, "all are gone")
+        finally:
+            for each in filter(chaos.alive, first + second):
+                each.kill()
+    with exclusive(path):
+        pass
 
 
 def test_the_waits_between_restarts_grow_to_the_longest() -> None:

@@ -101,7 +101,7 @@ class LocalNodes:
         return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
 
     def resources(self) -> tuple[list[int], list[int]]:
-        pids = [each.pid for each in self.supervisor.zygotes.values()]
+        pids = [each.pid for each in self.supervisor.zygotes.values() if each.pid]
         pids += [child.pid for child in self.supervisor.children.values() if child.pid]
         return pids, list(self.supervisor.descriptors.values())
 

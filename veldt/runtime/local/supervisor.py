@@ -2,7 +2,7 @@
 
 Only the supervisor handles signals. A process that dies is restarted with a new incarnation; streams, weights and the
 store's blocks are in shared memory of the supervisor, so none is lost. That memory has no name on disk or in /dev/shm, and
-the kernel kills every process whose parent has died, so nothing is left behind, whichever process is killed.
+every process dies with its parent, as does what an environment started (see `zygote`), so nothing is left behind.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ log = logging.getLogger("veldt")
 
 TICK_S = 0.02  # that the supervisor waits for messages at a time
 STOP_S = 2.0  # for processes to close their environments and files
+ZYGOTE_S = 5.0  # in which a zygote has to answer (or longer, if a step may take longer)
 NICE = 10  # niceness of processes that serve no others
 HEALTHY = 20  # steps of its workers after which a failure of a process counts as the first again
 COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the state of a process that is restarted
@@ -155,6 +156,7 @@ class Supervisor:
                 for child in self._children_of(light):
                     if child.due and time.monotonic() >= child.due:
                         self._fork(child)
+                self.zygotes[light].check(max(ZYGOTE_S, self.step_timeout))
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
         self.watchdog.check(self.work() if self.rows else time.monotonic_ns())
