@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ import numpy as np
 import psutil
 import torch
 from running import run_until
+from setproctitle import getproctitle
 
 from veldt.acting.actor import Policy
 from veldt.algorithms.dqn import DQN
@@ -655,3 +657,27 @@ def always_raises() -> Raising:
 
 def cannot_be_made() -> Raising:
     raise ArithmeticError("a bad constructor")
+
+
+class Parent(Counter):
+    """Starts two processes in a session of their own, one by exec and one by fork; their pids are names of files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if getproctitle().startswith("veldt actor"):
+            pids = [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, os.fork()]
+            if not pids[1]:
+                os.setsid()
+                while True:
+                    time.sleep(1000)
+            for pid in pids:
+                (Path(os.environ["PIDS"]) / f"{os.getpid()}-{pid}").touch()
+
+
+class HangsInActors(Counter):
+    """Cannot be made in a process of a run other than the first."""
+
+    def __init__(self) -> None:
+        if getproctitle().startswith("veldt actor"):
+            hang_for_ever()
+        super().__init__()

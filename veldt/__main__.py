@@ -4,10 +4,11 @@ import importlib
 import os
 import shlex
 import sys
+import traceback
 from pathlib import Path
 
 from veldt import __version__
-from veldt.errors import Diverged, ProcessFailed, Untrusted, UserError, did_you_mean
+from veldt.errors import Diverged, EnvError, ProcessFailed, Untrusted, UserError, did_you_mean
 from veldt.foreign import printable, read_text
 from veldt.runtime.local import zygote
 
@@ -56,12 +57,12 @@ def main(argv: list[str] | None = None) -> int:
                 zygote.start_early(light=True)
         return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
     except (UserError, Diverged) as error:
-        print(f"veldt: {printable(str(error))[:LONGEST]}", file=sys.stderr)
+        print(f"veldt: {printable(_sentences(error))[:LONGEST]}", file=sys.stderr)
         if isinstance(error, Untrusted):
             print(f"veldt: the command is then: {shlex.join(['veldt', *argv, '--trust'])}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
-    except ProcessFailed as error:
-        print(f"{error.traceback}veldt: {error}", file=sys.stderr)
+    except (ProcessFailed, EnvError) as error:
+        print(f"{_traceback(error)}veldt: {_sentences(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         return int(getattr(error, "code", 130))
@@ -70,6 +71,18 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         zygote.discard()
+
+
+def _sentences(error: Exception) -> str:
+    """The error, and what was noted on it: in one line."""
+    return ". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())])
+
+
+def _traceback(error: ProcessFailed | EnvError) -> str:
+    """That of the process or environment, unless the log of a run has it."""
+    if isinstance(error, ProcessFailed):
+        return error.traceback
+    return "" if hasattr(error, "__notes__") else "".join(traceback.format_exception(error.__cause__))
 
 
 def _wants_processes(argv: list[str]) -> bool:

@@ -20,12 +20,16 @@ class Corrupt(Exception):
     """A file is missing, truncated, or differs from what its manifest says."""
 
 
+def check_room(directory: Path, nbytes: int) -> None:
+    """Raises an OSError if the disk has no room for arrays of so many bytes."""
+    need, free = int(1.2 * nbytes) + 65536, shutil.disk_usage(directory).free
+    if free < need:
+        raise OSError(f"{need:,} bytes are needed in {directory}, {free:,} are free")
+
+
 def write_arrays(path: Path, arrays: Tree) -> dict[str, Any]:
     """Writes and syncs a safetensors file; returns its fingerprint."""
-    need = int(1.2 * sum(x.nbytes for x in arrays.values())) + 65536
-    free = shutil.disk_usage(path.parent).free
-    if free < need:
-        raise OSError(f"{need:,} bytes are needed in {path.parent}, {free:,} are free")
+    check_room(path.parent, sum(x.nbytes for x in arrays.values()))
     save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
     with open(path, "rb") as file:
         os.fsync(file.fileno())

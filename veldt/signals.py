@@ -1,5 +1,6 @@
-"""Ctrl-C and SIGTERM, for commands that have to finish something before they stop."""
+"""Ctrl-C, SIGTERM and SIGHUP, for commands that have to finish something before they stop."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -7,12 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+LATE_S = 1.0  # after the signal
+
 
 @contextmanager
-def interruptible(stop: Callable[[int], None], message: str = "") -> Iterator[None]:
-    """The first signal calls `stop` with its number and prints the message; a second one ends the process at once.
+def interruptible(stop: Callable[[int], None], message: str = "", late: Callable[[], None] | None = None) -> Iterator[None]:
+    """The first signal calls `stop` with its number and prints the message; a second one ends the process at once. `late`
+    is called if the block has not been left LATE_S later. Both may raise.
 
-    Does nothing outside the main thread, which alone receives signals.
+    SIGHUP says that the terminal was closed; under nohup it stays ignored. Does nothing outside the main thread, which
+    alone receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -24,13 +29,23 @@ def interruptible(stop: Callable[[int], None], message: str = "") -> Iterator[No
         if came:
             os._exit(128 + number)  # the kernel kills our children
         came = number
+        if late is not None:
+            signal.setitimer(signal.ITIMER_REAL, LATE_S)
         stop(number)
         if message:
-            os.write(2, f"\n{message}; once more to stop at once.\n".encode())  # print() is not safe in a handler
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, f"\n{message}; once more to stop at once.\n".encode())  # print() is not safe in a handler
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        handled.append(signal.SIGHUP)
+    before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in handled}
+    if late is not None:
+        before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: late())
     try:
         yield
     finally:
+        if late is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -26,7 +26,7 @@ from veldt.errors import UserError
 from veldt.experiment import checkpoint as module
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.directory import exclusive
-from veldt.experiment.run import Run
+from veldt.experiment.run import Run, resume
 from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import spec
@@ -69,7 +69,8 @@ class Fake:
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         self.round = state["learner"]["steps"]
         self.weights, self.target = state["learner"]["weights/w"], state["learner"]["target/w"]
-        self.store.load_state(state["store"])
+        if "store" in state:
+            self.store.load_state(state["store"])
 
     def stores(self) -> dict[str, Any]:
         return {"store": self.store}
@@ -125,7 +126,7 @@ def verify(directory: Path) -> None:
     assert hashlib.sha256(body.encode()).hexdigest() == digest
     manifest = json.loads(body)
     listed = [(checkpoint.path / name, file) for name, file in manifest["files"].items()]
-    listed += [(directory / "blocks" / file["file"], file) for file in manifest["blocks"]["store"]]
+    listed += [(directory / "blocks" / file["file"], file) for file in manifest["blocks"].get("store", [])]
     for path, file in listed:
         data = path.read_bytes()
         assert len(data) == file["bytes"] and hashlib.sha256(data).hexdigest() == file["sha256"], path
@@ -383,7 +384,8 @@ def test_a_kill_at_every_point_of_a_checkpoint(tmp_path: Path) -> None:
 def test_an_error_at_every_point_of_a_checkpoint(
     tmp_path: Path, error: Callable[[], BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is told in the log, the last good checkpoint stays, nothing is left behind, and the next one works."""
+    """It is told in the log, the last good checkpoint stays or the new one has all but the store, nothing is left behind,
+    and the next one works."""
     for call, name in enumerate(calls_of_a_save(tmp_path / "count"), 1):
         if error is bad_file and name not in ("save_file", "half"):
             continue
@@ -392,9 +394,12 @@ def test_an_error_at_every_point_of_a_checkpoint(
         caplog.clear()
         with failing_at(call, error):
             done = save(checkpoints, fake)
-        assert read(directory).round in (6, 7), (call, name)
+        newest = checkpoints.load()
+        assert newest is not None and (done or "could not be written" in caplog.text), (call, name)
+        empty = not newest.manifest["blocks"]
+        assert empty == ("has the weights, but not the replay" in caplog.text), (call, name)
+        assert read(directory, 0 if empty else None).round == (7 if done else 6), (call, name)
         verify(directory)
-        assert done or "could not be written" in caplog.text, (call, name)
         assert not list(directory.rglob(".aside*")), (call, name)
         if not done:
             left = {path.name for path in (directory / "blocks").iterdir()} - listed(checkpoints)
@@ -405,6 +410,53 @@ def test_an_error_at_every_point_of_a_checkpoint(
         assert read(directory).round == 9
         assert {path.name for path in (directory / "blocks").iterdir()} == listed(checkpoints), (call, name)
         shutil.rmtree(directory)
+
+
+# No room for the store.
+
+
+def room_for(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=nbytes))
+
+
+def test_the_weights_are_saved_where_the_store_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As often as it happens; when there is room again, so is the store."""
+    fake, checkpoints = Fake(), Checkpoints(tmp_path)
+    for round_, room in enumerate([1, 0, 1, 0, 0, 0, 1, 1], 1):
+        with monkeypatch.context() as patch:
+            if not room:
+                room_for(73_000, patch)
+            fake.advance()
+            assert save(checkpoints, fake)
+        assert read(tmp_path, None if room else 0).round == round_
+        verify(tmp_path)
+        assert {path.name for path in (tmp_path / "blocks").iterdir()} == listed(checkpoints)
+    assert caplog.text.count("has the weights, but not the replay") == 4
+    room_for(10_000, monkeypatch)
+    fake.advance()
+    assert not save(checkpoints, fake)
+    assert read(tmp_path).round == 8, "not even the weights"
+
+
+@pytest.mark.parametrize("recipe", ["dqn", "impala"])
+def test_a_run_goes_on_without_its_replay(tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changes: dict[str, Any] = {"checkpoint.store": False}
+    if recipe == "impala":  # in processes, with a queue
+        changes |= {"store.samples_per_insert": 1.0, "store.min_size": 0, "actors": 1, "store.capacity": "4000"}
+    run = tiny(tmp_path / "r", recipe=recipe, steps=900, **changes)
+    checkpoint = run.checkpoints().load()
+    assert checkpoint is not None and checkpoint.manifest["blocks"] == {} and "store" not in checkpoint.manifest["nodes"]
+    assert not list(run.checkpoints().blocks.iterdir())
+    capsys.readouterr()
+    resume(tmp_path / "r", steps=1_800, **{"checkpoint.store": True})
+    assert "the replay was not saved and is empty" in capsys.readouterr().out
+    assert "the replay was not saved and is empty" in (run.path / "log.txt").read_text()
+    last, again = run.metrics[-1], run.checkpoints().load()
+    assert last["learner_steps"] > checkpoint.manifest["nodes"]["learner"]["steps"] > 0
+    assert again is not None and again.manifest["blocks"].keys() == {"store"}
 
 
 # Damage.
@@ -616,6 +668,30 @@ def test_a_directory_has_one_holder_and_the_lock_dies_with_it(tmp_path: Path) ->
         os.close(write_end)
     with exclusive(tmp_path):
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_a_process_that_the_holder_forked_does_not_hold_the_lock(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            with exclusive(tmp_path):
+                forked = os.fork()
+                if forked:
+                    os.write(write_end, str(forked).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    forked = int(os.read(read_end, 100))
+    try:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        with exclusive(tmp_path):
+            os.kill(forked, 0)  # it is there
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_blocks_are_written_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,8 @@ def test_a_wrong_setting_is_named(values: dict[str, Any], says: str) -> None:
         "learner.lr",
         "actors",
         "step_timeout",
+        "restart.limit",
+        "restart.window",
         "eval.episodes",
         "checkpoint.keep",
         "log.every",

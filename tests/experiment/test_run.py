@@ -89,8 +89,8 @@ def _rows_hash(run: Run, path: Path) -> str:
     return digest.hexdigest()
 
 
-class Stop(Exception):
-    """Stands for a crash."""
+class Stop(BaseException):
+    """Stands for a kill: nothing catches it, and no checkpoint is saved."""
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def only_a_ticker(config: Any, env: Any) -> Program:
     return program
 
 
-class Crash(Exception):
+class Crash(BaseException):
     pass
 
 

@@ -267,6 +267,7 @@ class Evaluator:
     """
 
     METRICS: ClassVar = EVALUATOR
+    OPTIONAL: ClassVar = True  # training goes on without it
 
     def __init__(
         self, envs: MakeEnvs, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int

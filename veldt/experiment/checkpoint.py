@@ -8,7 +8,8 @@
       latest             link to the newest
 
 A checkpoint is written aside, synced and renamed: it is there as a whole or not at all. Its cost does not grow with the
-store: only the blocks that are new since the last one are written.
+store: only the blocks that are new since the last one are written. If there is no room for the stores, it has all else; a
+run that is resumed from it begins with empty ones.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from safetensors.numpy import load_file
 
 from veldt.errors import UserError
 from veldt.experiment.manifest import FORMAT, STATE, WEIGHTS, check_finite, check_like, check_store, read_manifest
-from veldt.files import MANIFEST, Corrupt, fingerprint, sync_directory, write_arrays
+from veldt.files import MANIFEST, Corrupt, check_room, fingerprint, sync_directory, write_arrays
 from veldt.records.tree import Tree
 from veldt.runtime.base import Nodes
 
@@ -61,8 +62,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    def __init__(self, directory: Path, keep: int = 2) -> None:
-        self.directory, self.keep = directory, keep
+    def __init__(self, directory: Path, keep: int = 2, with_stores: bool = True) -> None:
+        self.directory, self.keep, self.with_stores = directory, keep, with_stores
         self.blocks = directory / "blocks"
         for path in (self.directory, self.blocks):
             if path.is_symlink():
@@ -72,30 +73,49 @@ class Checkpoints:
         self._new: list[Path] = []  # block files of the checkpoint that is being written
 
     def save(self, number: int, nodes: Nodes, info: dict[str, Any]) -> bool:
-        """Writes a checkpoint. If the disk has no room for it, says so, keeps the last one, and returns False."""
-        aside, final = self.directory / f".aside-{number:06d}", self.directory / f"{number:06d}"
+        """Writes a checkpoint. If the disk has no room for it, leaves out the stores; if it has none for the rest either,
+        says so, keeps the last one, and returns False."""
+        info = {"format": FORMAT, "number": number, **info}
+        state, stores = nodes.state(), nodes.stores()
+        rest = {name: x for name, x in state.items() if name not in stores}
         try:
-            self.blocks.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            files = self._save_blocks(nodes)
-            self._save_state(aside, nodes, {"format": FORMAT, "number": number, **info, "blocks": files})
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(aside, final)
+            try:
+                final = self._write(info, state, stores) if self.with_stores else self._write(info, rest, {})
+            except (OSError, SafetensorError) as error:
+                if not (self.with_stores and stores):
+                    raise
+                final = self._write(info, rest, {})
+                log.warning("checkpoint %d has the weights, but not the replay: %s", number, error)
         except (OSError, SafetensorError) as error:
             log.error("checkpoint %d could not be written (%s); training goes on, the last good one stays", number, error)
-            shutil.rmtree(aside, ignore_errors=True)
-            for part in (*self.blocks.glob(".aside-*"), *self._new):
-                part.unlink(missing_ok=True)
             return False
         # It is there. What follows makes it easier to find and frees disk space; the next one can do that as well.
-        self._saved = files
         for tidy, what in ((sync_directory, self.directory), (self._point_to, final), (self._prune, final)):
             try:
                 tidy(what)
             except OSError as error:
                 log.warning("checkpoint %d is written, but not tidied up after (%s)", number, error)
         return True
+
+    def _write(self, info: dict[str, Any], state: dict[str, dict[str, Any]], stores: dict[str, Any]) -> Path:
+        final = self.directory / f"{info['number']:06d}"
+        aside = self.directory / f".aside-{final.name}"
+        self._new = []
+        try:
+            self.blocks.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            files = self._save_blocks(stores, spare=2 * _nbytes(state))
+            self._save_state(aside, state, {**info, "blocks": files})
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(aside, final)
+        except (OSError, SafetensorError):
+            shutil.rmtree(aside, ignore_errors=True)
+            for part in (*self.blocks.glob(".aside-*"), *self._new):
+                part.unlink(missing_ok=True)
+            raise
+        self._saved |= files
+        return final
 
     def weights(self) -> Tree | None:
         """The weights of the newest checkpoint that verifies, also while a trainer writes and deletes beside us."""
@@ -142,7 +162,7 @@ class Checkpoints:
                 state[node] |= {f"weights/{name}": array for name, array in checkpoint.weights(node).items()}
             for name, part in nodes.state().items():
                 check_like(name, state.get(name, part), part)
-            for name in nodes.stores():
+            for name in nodes.stores().keys() & state.keys():
                 check_store(name, state[name])
             nodes.load_state(state)
             self._load_blocks(checkpoint, nodes)
@@ -153,6 +173,8 @@ class Checkpoints:
 
     def _load_blocks(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
         for name, store in nodes.stores().items():
+            if name not in checkpoint.manifest["nodes"]:  # it was saved without its replay
+                continue
             for file in checkpoint.manifest["blocks"][name]:
                 if self._is_sound(file):
                     store.load_blocks(file["first"], load_file(self.blocks / file["file"]))
@@ -162,13 +184,14 @@ class Checkpoints:
             for first, stop in _gaps(checkpoint.manifest["blocks"][name], store.oldest, store.next):
                 store.drop_blocks(first, stop)
 
-    def _save_blocks(self, nodes: Nodes) -> dict[str, list[dict[str, Any]]]:
-        """Writes the blocks that no earlier checkpoint has, and lists all files that hold a block of the stores."""
+    def _save_blocks(self, stores: dict[str, Any], spare: int) -> dict[str, list[dict[str, Any]]]:
+        """Writes the blocks that no earlier checkpoint has, and lists all files that hold a block of the stores. Leaves
+        `spare` bytes of the disk free, for what is not in a store."""
         files: dict[str, list[dict[str, Any]]] = {}
-        self._new = []
-        for name, store in nodes.stores().items():
+        for name, store in stores.items():
             files[name] = [file for file in self._saved.get(name, []) if file["stop"] > store.oldest]
             since = max(files[name][-1]["stop"] if files[name] else 0, store.oldest)
+            check_room(self.blocks, (store.next - since) * store.schema.nbytes + spare)
             most = max(1, CHUNK // store.schema.nbytes)
             for start in range(since, store.next, most):
                 first, stop, arrays = store.blocks(start, most)
@@ -184,11 +207,11 @@ class Checkpoints:
         sync_directory(self.blocks)
         return files
 
-    def _save_state(self, path: Path, nodes: Nodes, manifest: dict[str, Any]) -> None:
+    def _save_state(self, path: Path, states: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
         weights: dict[str, Tree] = {}  # by node
         arrays: Tree = {}
         manifest["nodes"] = {}
-        for node, state in nodes.state().items():
+        for node, state in states.items():
             manifest["nodes"][node] = {}
             for name, value in state.items():
                 if not isinstance(value, np.ndarray):
@@ -256,6 +279,7 @@ class Checkpoints:
             wanted = {file["file"] for path in kept for file in chain(*self._manifest(path)["blocks"].values())}
         except Corrupt:
             return  # what a damaged checkpoint needs is unknown: delete nothing
+        self._saved = {name: [x for x in files if x["file"] in wanted] for name, files in self._saved.items()}
         for path in self.blocks.glob("*.safetensors"):
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
@@ -267,6 +291,10 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _nbytes(state: dict[str, dict[str, Any]]) -> int:
+    return sum(x.nbytes for part in state.values() for x in part.values() if isinstance(x, np.ndarray))
 
 
 def _gaps(files: list[dict[str, Any]], oldest: int, stop: int) -> Iterator[tuple[int, int]]:

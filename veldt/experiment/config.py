@@ -16,6 +16,7 @@ from veldt.learning.learner import LearnerConfig
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
+from veldt.runtime.local.watchdog import Restarts
 
 # How actors explore, record and refresh their weights: one dataclass a method; `Config.actor` is one of them.
 #   block                    fresh steps in a block; 0: one unroll
@@ -194,6 +195,8 @@ class CheckpointConfig:
     """Env steps between two checkpoints; 0: only one at the end. Inline, each truncates the running episodes."""
     keep: Annotated[int, above(0)] = 2
     """Checkpoints that are kept."""
+    store: bool = True
+    """Save the replay too; without it a resumed run has the weights, and collects experience anew."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +261,7 @@ class Config:
     gate: GateConfig = field(default_factory=GateConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    restart: Restarts = field(default_factory=Restarts)
     log: LogConfig = field(default_factory=LogConfig)
 
     def envs(self, n: int = 1, render: bool = False) -> Envs:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -21,6 +21,9 @@ from veldt.foreign import plain, read_text, regular
 
 log = logging.getLogger("veldt")
 
+_locks: set[TextIO] = set()  # held by this process, and by none that it forks
+os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
+
 MAY_CHANGE = {  # on resume
     "steps",
     "queue",
@@ -33,6 +36,10 @@ MAY_CHANGE = {  # on resume
     "log.every",
     "log.wandb",
     "checkpoint.keep",
+    "checkpoint.store",
+    "restart.limit",
+    "restart.delay",
+    "restart.window",
     "threads",
     "device",
     "eval.episodes",
@@ -137,4 +144,8 @@ def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        _locks.add(file)
+        try:
+            yield
+        finally:
+            _locks.remove(file)

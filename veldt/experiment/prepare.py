@@ -156,7 +156,7 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
         say(f"actors may join: veldt actor --connect {where} --token-file {file}{tls}")
         token = make_token(file)
     gate = make_gate(config, token) if settings.listen or config.transport == "grpc" else None
-    return Local(path, config.step_timeout, LIVES * number, config.queue, gate)
+    return Local(path, config.step_timeout, LIVES * number, config.queue, gate, config.restart)
 
 
 def make_gate(config: Config, token: str = "") -> Gate:

@@ -60,7 +60,7 @@ class Run:
         return evaluations(self.metrics)
 
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep)
+        return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep, self.config.checkpoint.store)
 
     def policy(self, epsilon: float | None = None) -> LocalPolicy:
         """The greedy policy of the last weights; its fraction of random actions is eval.epsilon unless another is given."""

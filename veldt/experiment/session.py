@@ -24,6 +24,7 @@ from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepa
 from veldt.experiment.settings import as_plain
 from veldt.files import replace_text
 from veldt.machine import core_count, format_bytes, process_age, used_memory
+from veldt.program import BLOCK_MEMORY
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
 from veldt.watching.bottleneck import Rates, bottleneck
@@ -33,6 +34,7 @@ from veldt.watching.view import Screen
 log = logging.getLogger("veldt")
 EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted
 MEMORY_S = 2.0  # between two looks at the RAM of all processes
+HURRY_S = 1.5  # that processes have to answer after a signal
 SHORTEST_RATE_S, LONGEST_RATE_S = 1.0, 10.0  # that rates are taken over, where lines are closer or further apart
 
 
@@ -44,11 +46,16 @@ class Interrupted(KeyboardInterrupt):
         self.code = 128 + number
 
 
+class Overdue(BaseException):
+    """A step did not end after a signal. No environment catches this."""
+
+
 class Session:
     def __init__(self, config: Config, path: Path, quiet: bool) -> None:
         self.config, self.path, self.quiet = config, path, quiet
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # while they run
+        self.begun = self.training = False
         self.updates = 0  # of the whole run, once it has ended
 
     def run(self) -> None:
@@ -56,7 +63,7 @@ class Session:
         torch.set_num_threads(config.threads)
         check_same(self.path, config, MAY_CHANGE, "choose another --run, or give the settings it was started with")
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
-            checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep)
+            checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep, config.checkpoint.store)
             checkpoints.clean()
             self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet, prepared.declarations)
             try:
@@ -81,7 +88,7 @@ class Session:
         try:
             runtime = make_runtime(config, self.path, number, self.screen.say)
             message = "" if self.quiet else "Stopping after a last checkpoint"
-            with interruptible(self._stop, message), runtime.start(prepared.program) as self.nodes:
+            with interruptible(self._stop, message, self._hurry), runtime.start(prepared.program) as self.nodes:
                 self._restore(self.nodes, checkpoint)
                 self._train(self.nodes)
         finally:
@@ -90,28 +97,55 @@ class Session:
         self._conclude(prepared, resumed_from=number)
 
     def _train(self, nodes: Nodes) -> None:
-        while not self.finished(nodes):
-            self.progress.log_if_due(nodes)
-            self.progress.bad.check(nodes)
-            self.saving.save_if_due(nodes)
-            nodes.step()
+        whole = True  # no step was broken off
+        self.begun = self.training = True
+        try:
+            while not self.finished(nodes):
+                self.progress.log_if_due(nodes)
+                self.progress.bad.check(nodes)
+                self.saving.save_if_due(nodes)
+                nodes.step()
+            if nodes.count("env_steps") > self.saving.saved_at:
+                nodes.cut()
+        except Overdue:
+            whole = False
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self.training = False
+            self._save_after(error, nodes)
+            raise
+        self.training = False
         if nodes.count("env_steps") > self.saving.saved_at:
-            self._save_last(nodes)
+            self._save_last(nodes, whole)
         self.updates = nodes.count("learner_steps")
 
     def finished(self, nodes: Nodes) -> bool:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
 
-    def _save_last(self, nodes: Nodes) -> None:
+    def _save_last(self, nodes: Nodes, whole: bool) -> None:
         scheduled = nodes.count("env_steps") >= self.config.steps  # unscheduled: an interruption's
-        nodes.cut()
         self.progress.log(nodes)
         self.saving.wait()
-        if not self.saving.save(nodes, scheduled):
+        if whole and not nodes.live:
+            saved = self.saving.save(nodes, scheduled)
+        else:
+            saved = self.saving.salvage(nodes, HURRY_S if self.interrupted else self.config.step_timeout, scheduled)
+        if not saved:
             raise UserError(
                 f"The last checkpoint could not be written (see {self.path / 'log.txt'}); free disk space, and go on from "
                 f"the one before with: veldt resume {self.path}"
             )
+
+    def _save_after(self, error: BaseException, nodes: Nodes) -> None:
+        """Tries to save a last checkpoint before the run ends with an error, which gets a note that says so."""
+        error.add_note(f"See {self.path / 'log.txt'}")
+        if nodes.count("env_steps") <= self.saving.saved_at:
+            return
+        try:
+            self.saving.wait()
+            if self.saving.salvage(nodes, self.config.step_timeout, scheduled=False):
+                error.add_note(f"Saved at {self.saving.saved_at:,} env steps; go on with: veldt resume {self.path}")
+        except Exception as another:
+            log.error("no last checkpoint could be saved (%s)", another, exc_info=True)
 
     def _restore(self, nodes: Nodes, checkpoint: Checkpoint | None) -> None:
         number = 0
@@ -134,7 +168,11 @@ class Session:
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(prepared.store.nbytes))
         if checkpoint is not None:
             steps = checkpoint.manifest["env_steps"]
-            self.screen.say(f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps")
+            stores = {name for name, node in prepared.program.nodes.items() if node.has(BLOCK_MEMORY)}
+            empty = "; the replay was not saved and is empty" if stores - checkpoint.manifest["blocks"].keys() else ""
+            text = f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps{empty}"
+            log.info(text)
+            self.screen.say(text)
 
     def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say
@@ -153,8 +191,15 @@ class Session:
     def _stop(self, number: int) -> None:
         """Called by a signal handler."""
         self.interrupted = number
-        if self.nodes is not None:
-            self.nodes.stop()
+        if not self.begun:  # there is nothing to save
+            raise Interrupted(number, self.path)
+        assert self.nodes is not None
+        self.nodes.stop()
+
+    def _hurry(self) -> None:
+        """Called by a signal handler, a second after `_stop`. A checkpoint that is being written is not broken off."""
+        if self.training and self.nodes is not None and (self.nodes.live or not self.saving.writing):
+            raise Overdue
 
 
 def why_no_update(config: Config, line: dict[str, Any]) -> str:
@@ -270,6 +315,7 @@ class Saving:
         self.saved_at = 0  # env steps of the last checkpoint that was written
         self._next = math.inf  # env steps
         self._writer: threading.Thread | None = None
+        self.writing = False
 
     def begin(self, nodes: Nodes, number: int) -> None:
         """The nodes are new, or as in this checkpoint."""
@@ -281,7 +327,9 @@ class Saving:
         if nodes.count("env_steps") < self._next or (self._writer is not None and self._writer.is_alive()):
             return
         if nodes.live:  # they go on: their state is copied, and a thread writes it
-            self._writer = threading.Thread(target=self._copy(nodes, scheduled=True), name="checkpoint", daemon=True)
+            began, clocks = time.monotonic(), self.clocks(nodes)
+            write = self._writing(nodes.snapshot(), clocks, True, began)
+            self._writer = threading.Thread(target=write, name="checkpoint", daemon=True)
             self._writer.start()
         else:
             self.save(nodes, scheduled=True)
@@ -289,9 +337,17 @@ class Saving:
     def save(self, nodes: Nodes, scheduled: bool) -> bool:
         """The nodes stand still: a checkpoint is also a cut, see `Exact resume` in docs/decisions.md. False: it could not
         be written."""
-        saved = self._copy(nodes, scheduled, cut=True)()
+        began = time.monotonic()
+        nodes.cut()
+        saved = self._writing(nodes.snapshot(), self.clocks(nodes), scheduled, began)()
         nodes.resume(self.number)
         return saved
+
+    def salvage(self, nodes: Nodes, seconds: float, scheduled: bool) -> bool:
+        """Saves what the nodes can give in this time, at the end of a run."""
+        began = time.monotonic()
+        snapshot = nodes.salvage(seconds)  # a learner may step until its state is taken
+        return self._writing(snapshot, self.clocks(nodes), scheduled, began)()
 
     def wait(self) -> None:
         while self._writer is not None and self._writer.is_alive():
@@ -300,23 +356,22 @@ class Saving:
     def _schedule(self, steps: int) -> None:
         self._next = (steps // self.every + 1) * self.every if self.every else math.inf
 
-    def _copy(self, nodes: Nodes, scheduled: bool, cut: bool = False) -> Callable[[], bool]:
-        """Copies the state of the nodes, and returns what writes it."""
-        began = time.monotonic()
+    def _writing(self, snapshot: Any, clocks: dict[str, Any], scheduled: bool, began: float) -> Callable[[], bool]:
+        """Returns what writes the checkpoint. `began`: when its making did."""
         self.number += 1
         number = self.number
-        if cut:
-            nodes.cut()
-            snapshot, clocks = nodes.snapshot(), self.clocks(nodes)  # a learner may step until its state is taken
-        else:
-            clocks, snapshot = self.clocks(nodes), nodes.snapshot()
         self._schedule(clocks["env_steps"])
 
         def write() -> bool:
-            saved = self.checkpoints.save(number, snapshot, {**clocks, "scheduled": scheduled})
+            self.writing = True
+            try:
+                saved = self.checkpoints.save(number, snapshot, {**clocks, "scheduled": scheduled})
+            finally:
+                self.writing = False
             if saved:
                 self.saved_at = clocks["env_steps"]
-                pause = "" if cut else f"; the learner stood still for {1000 * snapshot.paused:.1f} ms"
+                paused = getattr(snapshot, "paused", 0.0)
+                pause = f"; the learner stood still for {1000 * paused:.1f} ms" if paused else ""
                 log.info("checkpoint %d at %d env steps, %.3f s%s", number, self.saved_at, time.monotonic() - began, pause)
             return saved
 

@@ -148,7 +148,7 @@ def _convolutional(config: Config) -> bool:
 SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
     Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
-    Scope(("step_timeout",), lambda c: c.runtime == "local", "--runtime local"),
+    Scope(("step_timeout", "restart."), lambda c: c.runtime == "local", "--runtime local"),
     Scope(("queue", "transport", "gate."), _separate, "--runtime local, and actors in processes of their own"),
     Scope(
         ("gate.seats", "gate.token_file", "gate.certificate", "gate.key"),

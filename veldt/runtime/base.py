@@ -29,6 +29,7 @@ class Nodes(Protocol):
     def stop(self) -> None: ...  # the run is about to end: long steps are cut short; safe in a signal handler
     def stores(self) -> dict[str, Any]: ...  # the nodes that hold blocks
     def snapshot(self) -> Any: ...  # `state` and `stores` of one moment, valid while the nodes run
+    def salvage(self, seconds: float) -> Any: ...  # the same at the end, after any error: what can be had in this time
     def resources(self) -> tuple[list[int], list[int]]: ...  # pids of other processes, descriptors of shared memory
 
 

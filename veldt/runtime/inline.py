@@ -1,5 +1,6 @@
 """Inline: all nodes in one thread, round-robin. For tests, debugging, exact reproducibility, and plain DQN."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,12 @@ class InlineNodes:
         self.host.load_state(state)
 
     def snapshot(self) -> Self:
+        return self
+
+    def salvage(self, seconds: float) -> Self:
+        """After an error in a step: what its environments and its recorder had is lost."""
+        with contextlib.suppress(Exception):
+            self.host.cut()
         return self
 
     def resources(self) -> tuple[list[int], list[int]]:

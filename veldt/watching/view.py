@@ -1,5 +1,6 @@
 """A line of metrics on a terminal: the chain, link by link, and the sentence that names its bottleneck."""
 
+import contextlib
 import math
 import re
 import time
@@ -177,7 +178,8 @@ class Screen:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            with contextlib.suppress(OSError):  # the terminal was closed
+                self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def write(self, line: dict[str, Any]) -> None:
         self._latest |= {key: x for key, x in line.items() if x is not None}
@@ -190,7 +192,8 @@ class Screen:
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def _advise(self, sentence: str) -> None:

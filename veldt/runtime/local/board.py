@@ -9,7 +9,7 @@ from veldt.shared import WIDTH
 
 ROW = 256  # bytes
 # Words of a row. The first two are the bell's.
-SINCE, DOING, ORDERS = 2, 3, 4
+SINCE, DOING, ORDERS, PROGRESS = 2, 3, 4, 5
 WAITING, BUILDING, SERVING = -1, -2, -3  # values of DOING; n >= 0: in a step of the n-th node
 
 
@@ -60,6 +60,7 @@ class SharedRows:
 
     @property
     def stopping(self) -> bool:
-        """Reading this in the middle of a long step is also a heartbeat."""
+        """Reading this in the middle of a long step is also a heartbeat, and progress."""
         self._board_row[SINCE] = time.monotonic_ns()
+        self._board_row[PROGRESS] += 1
         return self._board.stopping

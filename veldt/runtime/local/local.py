@@ -3,14 +3,16 @@
 import contextlib
 import functools
 import json
+import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +25,15 @@ from veldt.runtime.base import array_state, load_arrays
 from veldt.runtime.local.board import ORDERS
 from veldt.runtime.local.plan import Gate, make_plan
 from veldt.runtime.local.supervisor import COLUMNS, Answer, Supervisor
+from veldt.runtime.local.watchdog import Restarts
 from veldt.runtime.shm.memory import Arena, write_state
+
+log = logging.getLogger("veldt")
 
 KEEP_S = 20.0  # between two copies of the state that a killed learner would restart from
 ANSWER_S = 20.0  # to wait for an answer that is needed
 OTHERS_S = 1.0  # to wait for an answer that is not
+RESTART_S = 1.5  # at least, for a process to be restarted when the run ends
 LONGEST_FOLDER = 95  # characters, so that the path of a socket in it is short enough
 
 
@@ -40,13 +46,14 @@ class Local:
     first_incarnation: int = 0  # higher than any in earlier sessions of this run
     queue: int = 16  # messages that may wait in a stream
     gate: Gate | None = None
+    restarts: Restarts = field(default_factory=Restarts)
 
     @contextmanager
     def start(self, program: Program) -> Iterator["LocalNodes"]:
         with contextlib.ExitStack() as stack:
             path = "" if self.gate is None else str(stack.enter_context(self._folder()) / "socket")
             plan = make_plan(program, self.queue, self.gate, path)
-            supervisor = Supervisor(plan, self.directory, self.step_timeout, self.first_incarnation)
+            supervisor = Supervisor(plan, self.directory, self.step_timeout, self.first_incarnation, self.restarts)
             stack.callback(supervisor.stop)
             supervisor.start()
             yield LocalNodes(supervisor)
@@ -94,7 +101,7 @@ class LocalNodes:
         return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
 
     def resources(self) -> tuple[list[int], list[int]]:
-        pids = [each.pid for each in self.supervisor.zygotes.values()]
+        pids = [each.pid for each in self.supervisor.zygotes.values() if each.pid]
         pids += [child.pid for child in self.supervisor.children.values() if child.pid]
         return pids, list(self.supervisor.descriptors.values())
 
@@ -117,6 +124,33 @@ class LocalNodes:
     def snapshot(self) -> "Snapshot":
         state = self.state()
         return Snapshot(state, self._stores(state), self.paused)
+
+    def salvage(self, seconds: float) -> "Snapshot":
+        """A snapshot at the end of the run, whatever its processes do.
+
+        One that does not answer in this time is killed. If its state is kept, it is restarted on hold, and has as long to
+        answer again. If it does not, its stores are left out, and the rest is as it was kept last.
+        """
+        supervisor, children = self.supervisor, self.supervisor.children
+        self.cut()
+        supervisor.ending = True
+        answers = self.ask_once("state", children, children, seconds=seconds)
+        deadline = time.monotonic() + max(RESTART_S, seconds)
+        for child in children.values():
+            if child.name not in answers and child.pid:
+                child.signal(signal.SIGKILL)
+        while (late := [name for name in self._kept if name not in answers]) and time.monotonic() < deadline:
+            for name in late:
+                children[name].due = min(children[name].due, time.monotonic())
+            supervisor.tick(0.005)
+            if all(children[name].ready for name in late):
+                answers |= self.ask_once("state", late, late, seconds=max(0.0, deadline - time.monotonic()))
+        state = supervisor.recover | self._read(answers) | self._counts() | array_state(supervisor.arrays)
+        for name in late:
+            if lost := [node for node in children[name].nodes if supervisor.plan.nodes[node].keep and node not in state]:
+                raise ProcessFailed(f"{name} does not answer, and no state of {', '.join(lost)} was kept")
+            log.warning("%s does not answer: its state is saved as it was kept last, without its stores", name)
+        return Snapshot(state, self._stores(state), 0.0)
 
     def _read(self, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:
         """The states in these answers; those that a killed process would restart from are kept."""
@@ -218,7 +252,12 @@ class LocalNodes:
         return answers
 
     def ask_once(
-        self, what: str, names: Collection[str], needed: Collection[str], states: dict[str, Any] | None = None
+        self,
+        what: str,
+        names: Collection[str],
+        needed: Collection[str],
+        states: dict[str, Any] | None = None,
+        seconds: float = ANSWER_S,
     ) -> dict[str, Answer]:
         children, wait = self.supervisor.children, self.supervisor.wait
         given = {name: self.give(name, what, state=(states or {}).get(name)) for name in names}
@@ -228,8 +267,9 @@ class LocalNodes:
         def settled(names: Collection[str]) -> bool:
             return all(numbers[x] in self._answers or children[x].incarnation != incarnations[x] for x in names)
 
-        wait(lambda: settled([name for name in numbers if name in needed]), ANSWER_S, what)
-        wait(lambda: settled(numbers), OTHERS_S, what)
+        began = time.monotonic()
+        wait(lambda: settled([name for name in numbers if name in needed]), seconds, what)
+        wait(lambda: settled(numbers), max(0.0, began + OTHERS_S - time.monotonic()), what)
         self.supervisor.expected -= set(numbers.values())
         return {name: self._answers.pop(number) for name, number in numbers.items() if number in self._answers}
 

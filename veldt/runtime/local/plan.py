@@ -111,6 +111,11 @@ class Plan:
         nodes = [self.nodes[name] for name in self.processes[process]]
         return self.is_called(process) or any(node.keep or node.has(BLOCK_MEMORY) for node in nodes)
 
+    def optional(self, process: str) -> bool:
+        """Whether a run goes on without it: all its workers say so (`OPTIONAL`), and no other process calls it."""
+        workers = [node.node_class for name in self.processes[process] if (node := self.nodes[name]).is_worker]
+        return bool(workers) and all(getattr(x, "OPTIONAL", False) for x in workers) and not self.keeps(process)
+
     def needs(self, process: str) -> list[str]:
         """The shared nodes that a process builds for its nodes."""
         wanted, left = set[str](), list(self.processes[process])

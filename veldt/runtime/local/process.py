@@ -23,7 +23,7 @@ from veldt.metrics import merge
 from veldt.ports import LATEST
 from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node
 from veldt.runtime.base import Host
-from veldt.runtime.local.board import BUILDING, DOING, ORDERS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
+from veldt.runtime.local.board import BUILDING, DOING, ORDERS, PROGRESS, ROW, SERVING, SINCE, WAITING, Board, SharedRows
 from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, GatePlan, Plan, call_rings, stream_ring
 from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
@@ -144,6 +144,7 @@ class Process:
                     did = worker.step()
                     ended = time.perf_counter()
                     if did:
+                        row[PROGRESS] += 1
                         host.busy_s[index] += ended - began
                         worked = True
                     began = ended

@@ -2,7 +2,7 @@
 
 Only the supervisor handles signals. A process that dies is restarted with a new incarnation; streams, weights and the
 store's blocks are in shared memory of the supervisor, so none is lost. That memory has no name on disk or in /dev/shm, and
-the kernel kills every process whose parent has died, so nothing is left behind, whichever process is killed.
+every process dies with its parent, as does what an environment started (see `zygote`), so nothing is left behind.
 """
 
 import contextlib
@@ -24,21 +24,19 @@ from veldt.files import replace_text
 from veldt.metrics import Reports, declared
 from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
-from veldt.runtime.local.board import BUILDING, DOING, ORDERS, SINCE, Board, SharedRows
+from veldt.runtime.local.board import BUILDING, DOING, ORDERS, PROGRESS, SINCE, Board, SharedRows
 from veldt.runtime.local.plan import GatePlan, Plan
 from veldt.runtime.local.process import MESSAGE
-from veldt.runtime.local.watchdog import Child, Watchdog, exit_reason
+from veldt.runtime.local.watchdog import Child, Restarts, Watchdog, exit_reason
 from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory, read_state, write_state
 
 log = logging.getLogger("veldt")
 
 TICK_S = 0.02  # that the supervisor waits for messages at a time
 STOP_S = 2.0  # for processes to close their environments and files
-BACK_OFF_S = (0.1, 10.0)  # before a process that failed repeatedly is restarted: shortest and longest wait
-MAX_FAILURES = 5  # in a row, without any work between them, before the run stops
+ZYGOTE_S = 5.0  # in which a zygote has to answer (or longer, if a step may take longer)
 NICE = 10  # niceness of processes that serve no others
-HEALTHY = 100  # env steps or updates after which a failure counts as the first again
-LONG_LIFE_S = 120.0  # of running after which it does too (at least four times the longest step)
+HEALTHY = 20  # steps of its workers after which a failure of a process counts as the first again
 COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the state of a process that is restarted
 
 
@@ -49,8 +47,16 @@ class Answer(NamedTuple):
 
 
 class Supervisor:
-    def __init__(self, plan: Plan, directory: Path | None, step_timeout: float, first_incarnation: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path | None,
+        step_timeout: float,
+        first_incarnation: int,
+        restarts: Restarts | None = None,
+    ) -> None:
         self.plan, self.directory, self.step_timeout, self.first = plan, directory, step_timeout, first_incarnation
+        self.restarts = restarts or Restarts()
         self.reports = Reports(declared(plan.nodes.values()))
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
@@ -58,6 +64,7 @@ class Supervisor:
         self.expected: set[int] = set()  # numbers of orders that are not answered yet
         self.answers: dict[int, Answer] = {}
         self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the zygote of this kind
+        self.ending = False  # the last checkpoint is taken: no failure matters any more
 
     def start(self) -> None:
         """Starts all processes; returns when they are ready. Workers are on hold."""
@@ -79,15 +86,16 @@ class Supervisor:
         self.arrays = {name: Arena(self.descriptors[f"array {name}"]).zeros(*spec) for name, spec in plan.arrays.items()}
         plan.save(self.descriptors["plan"])
         for name, nodes in plan.processes.items():
-            row, light, keeps = plan.row(name), name in plan.light, plan.keeps(name)
-            self.children[name] = Child(name, nodes, row, self.board.row(row), self.first, light, keeps)
+            row, light, keeps, optional = plan.row(name), name in plan.light, plan.keeps(name), plan.optional(name)
+            self.children[name] = Child(name, nodes, row, self.board.row(row), self.first, light, keeps, optional)
         self.watchdog = Watchdog(self.children, self.board, self.descriptors["stacks"], self.step_timeout)
         for light in sorted(self.zygotes, reverse=True):  # the light one is ready first
             try:
                 self._fork_all(light)
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
-        self.wait(lambda: all(child.ready for child in self.children.values()), zygote.START_S, "start")
+        children = self.children.values()
+        self.wait(lambda: all(x.ready or (x.optional and x.failures) for x in children), zygote.START_S, "start")
 
     def _allocate_gate(self, gate: GatePlan) -> None:
         """Allocates what outlives the gate's process: which session has which seat, and the incarnation of each seat."""
@@ -148,6 +156,7 @@ class Supervisor:
                 for child in self._children_of(light):
                     if child.due and time.monotonic() >= child.due:
                         self._fork(child)
+                self.zygotes[light].check(max(ZYGOTE_S, self.step_timeout))
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
         self.watchdog.check(self.work() if self.rows else time.monotonic_ns())
@@ -188,6 +197,7 @@ class Supervisor:
                 child.error = message
             elif "ready" in message:
                 child.ready, child.work = True, self._work(child)
+                self.zygotes[child.light].useful = True
                 self._write_processes()
 
     def _zygote_fds(self) -> list[int]:
@@ -207,35 +217,41 @@ class Supervisor:
     def _reap(self, child: Child, status: int) -> None:
         """Schedules the restart of a process that has exited, or ends the run."""
         self._receive(child)  # its last messages
-        error = child.error
-        if error is not None:
-            self._raise_if_final(child, error)
+        error, was_ready = child.error, child.ready
         self._note_end(child)
         why = child.killed or (f"{error['type']}: {error['text']}" if error else exit_reason(status))
-        if child.failures >= MAX_FAILURES:
-            message = f"{child.name} failed {MAX_FAILURES} times in a row without any work between: {why}"
-            raise ProcessFailed(message, error["traceback"] if error else "")
-        wait = 0.0 if child.failures == 1 else min(BACK_OFF_S[1], BACK_OFF_S[0] * 2 ** (child.failures - 2))
+        wait = self.restarts.wait(child.failures)
+        child.due = math.inf if self.ending and not child.keeps else time.monotonic() + wait
+        if not self.ending:
+            self._raise_if_final(child, why, was_ready)
         log.warning("%s ended (%s); restarting%s", child.name, why, f" in {wait:.1f} s" if wait else "")
         if error is not None:
             log.info("%s: %s", child.name, error["traceback"])
-        child.due = time.monotonic() + wait
         self._write_processes()
 
-    def _raise_if_final(self, child: Child, error: dict[str, Any]) -> None:
+    def _raise_if_final(self, child: Child, why: str, was_ready: bool) -> None:
         """An error that a restart cannot fix ends the run. So does any in a process that the others rely on, since it would
-        repeat: they call its nodes, or it alone has a state that is kept. One of several learners is restarted."""
-        if error["error"] == "user" and (child.ready or not child.restarts):  # if it worked before, it may work again
-            raise UserError(error["text"])
-        if error["error"] == "diverged":
-            raise Diverged(error["text"])
-        if self.plan.is_called(child.name) or [x for x in self.children.values() if x.keeps] == [child]:
-            raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
+        repeat: they call its nodes, or it alone has a state that is kept. One of several learners is restarted. A process
+        that the run can do without ends it only if the user's settings do not allow its first start."""
+        error, first = child.error, child.restarts == 1
+        if child.optional and (was_ready or not first):
+            return
+        if error is not None:
+            if error["error"] == "user" and (was_ready or first):  # if it worked before, it may work again
+                raise UserError(error["text"])
+            if error["error"] == "diverged":
+                raise Diverged(error["text"])
+            if self.plan.is_called(child.name) or [x for x in self.children.values() if x.keeps] == [child]:
+                raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
+        if child.failures >= self.restarts.limit and not child.optional:
+            message = f"{child.name} failed {child.failures} times in a row without any work between: {why}"
+            raise ProcessFailed(message, error["traceback"] if error else "")
 
     def _note_end(self, child: Child) -> None:
-        """A failure is the first in a row if the process worked before. One that counts nothing did if it ran for long."""
+        """A failure is the first in a row if the process worked before. A service did if the run did, and any process if it
+        ran for long."""
         child.close()
-        long = time.monotonic() - child.began > max(LONG_LIFE_S, 4 * self.step_timeout)
+        long = time.monotonic() - child.began > max(self.restarts.window, 4 * self.step_timeout)
         healthy = child.ready and (long or self._work(child) - child.work >= HEALTHY)
         child.failures = 1 if healthy else child.failures + 1
         child.ready, child.pid = False, 0
@@ -244,23 +260,29 @@ class Supervisor:
 
     def _work(self, child: Child) -> int:
         if not any(self.plan.nodes[name].is_worker for name in child.nodes):
-            return self.work()  # a service counts nothing itself: its callers do
-        return sum(int(rows.table[child.index].sum()) for rows in self.rows.values())
+            return self.work()  # a service makes no steps itself: its callers do
+        return int(child.row[PROGRESS])
 
     def work(self) -> int:
         return sum(int(rows.table.sum()) for rows in self.rows.values())
 
     def _replace_zygote(self, light: bool, error: Exception) -> None:
-        """Restarts a zygote that died, and all its processes, which died with it."""
+        """Restarts a zygote that died, and all its processes, which died with it: that is no failure of theirs. A zygote is
+        healthy if a process that it forked became ready."""
         which = "all" if len(self.zygotes) == 1 else "its"
         while True:
             log.error("%s; restarting %s processes", str(error), which)
-            self.zygotes.pop(light).close()
+            failed = self.zygotes.pop(light)
+            failed.close()
             for child in self._children_of(light):
+                failures = child.failures
                 self._note_end(child)
-                if child.failures >= MAX_FAILURES:
-                    raise ProcessFailed(f"{which} processes ended {MAX_FAILURES} times without any work between: {error}")
+                child.failures = failures
+            unused = 0 if failed.useful else failed.failures + 1
+            if unused >= self.restarts.limit:
+                raise ProcessFailed(f"the {failed.name} failed {unused} times before any process was ready: {error}")
             self.zygotes[light] = zygote.take(light)
+            self.zygotes[light].failures = unused
             try:
                 return self._fork_all(light)
             except zygote.ZygoteDied as again:

@@ -9,19 +9,38 @@ import signal
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from veldt.bounds import above, at_least
 from veldt.records.tree import Array
 from veldt.runtime.base import Stuck
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, SERVING, SINCE, WAITING, Board
 
 WATCH_S = 0.25  # between two checks
+SHORTEST_S = 0.1  # before the second restart in a row
 AWAY_S = 5.0  # without a check: the whole machine was suspended, so no process is killed
 STUCK_S = 60.0  # without work in any process before the run stops (at least twice the longest step)
 OTHERWISE = {WAITING: "waiting for work", BUILDING: "building its nodes", SERVING: "serving other processes"}
 
 log = logging.getLogger("veldt")
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often and how soon a process that ended is restarted. One that the run can do without always is."""
+
+    limit: Annotated[int, above(0)] = 5
+    """Failures of one process in a row, without work between them, after which the run saves a checkpoint and ends."""
+    delay: Annotated[float, at_least(0)] = 10.0
+    """Longest wait in seconds before a process that keeps failing is restarted; the first restart is immediate."""
+    window: Annotated[float, above(0)] = 120.0
+    """Seconds of running after which a failure counts as the first again, whatever the process did (at least four times
+    step_timeout)."""
+
+    def wait(self, failures: int) -> float:
+        """Seconds before the next start of a process that failed so many times in a row."""
+        return 0.0 if failures <= 1 else min(self.delay, SHORTEST_S * 2 ** min(failures - 2, 30))
 
 
 @dataclass(eq=False)
@@ -33,12 +52,13 @@ class Child:
     incarnation: int
     light: bool  # forked from the light zygote
     keeps: bool  # its state is kept for a restart
+    optional: bool = False  # the run goes on without it
     socket: socket.socket | None = None
     pid: int = 0
     ready: bool = False
     restarts: int = 0
     failures: int = 0  # in a row
-    work: int = 0  # its total count when it became ready
+    work: int = 0  # its progress when it became ready
     began: float = 0.0  # when it was forked
     due: float = 0.0  # when it is to be restarted
     error: dict[str, Any] | None = None  # the last that it reported
@@ -89,7 +109,7 @@ class Watchdog:
                 child.row[SINCE] = time.monotonic_ns()
             if child.pid and not child.killed:
                 self._kill_if_late(child)
-        moved = work + sum(child.restarts for child in self.children.values())
+        moved = work + sum(child.restarts for child in self.children.values() if not child.optional)
         if moved != self._moved or self.board.hold:
             self._moved, self._moved_at = moved, time.monotonic()
         elif (idle := time.monotonic() - self._moved_at) > max(STUCK_S, 2 * self.step_timeout):

@@ -3,14 +3,18 @@
 A child starts in about 10 ms and shares the zygote's pages; a fresh interpreter takes two seconds and 200 MB. The zygote is
 started with exec, not forked from the caller: the caller may have threads and CUDA, the zygote must not.
 
-    supervisor --exec--> zygote        --fork--> child, child, ...
-               --exec--> light zygote  --fork--> child, child, ...
+    supervisor --exec--> keeper --fork--> zygote        --fork--> child, child, ...
+               --exec--> keeper --fork--> light zygote  --fork--> child, child, ...
 
 The light one imports neither torch nor numba: it starts in half a second, and children that only step environments are
 small.
 
-The kernel kills each when its parent dies (PR_SET_PDEATHSIG), so a SIGKILL of the supervisor or of the zygote ends all its
-descendants. Supervisor and zygote exchange JSON messages and descriptors over a private socket pair.
+The kernel kills zygote and children when their parent dies (PR_SET_PDEATHSIG). What an environment started, with fork or
+exec, is not told; but each of these processes adopts the orphans below it (PR_SET_CHILD_SUBREAPER), so when a child dies,
+its processes become the zygote's, which kills them. The keeper does the same for all when the zygote or the supervisor
+dies; it imports and does nothing else. Only if the keeper itself is killed may such a process survive.
+
+Supervisor and zygote exchange JSON messages and descriptors over a private socket pair.
 """
 
 import contextlib
@@ -38,7 +42,10 @@ MAX_FDS = 200  # in one message
 IDLE_S = 3600.0  # between two polls of an idle zygote
 MESSAGE = 1 << 16
 START_S = 120.0  # to import everything; the first time ever, numba compiles
-PR_SET_PDEATHSIG = 1
+ASK_S = 1.0  # between two questions whether a zygote is there
+WIPE_S = 3.0  # for a keeper to kill all that is left
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+END = signal.SIGRTMIN  # asks a keeper to end, with all below it; also sent by the kernel when the supervisor dies
 NAMES = {False: "zygote", True: "light zygote"}
 
 
@@ -71,7 +78,10 @@ class Zygote:
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
         theirs.close()
-        self.socket, self.pid, self.ready = ours, self.process.pid, False
+        self.socket, self.pid, self.ready = ours, 0, False
+        self._asked, self._heard = 0.0, time.monotonic()  # when it was asked whether it is there, or 0; its last answer
+        self.useful = False  # a process that it forked became ready
+        self.failures = 0  # zygotes before it, in a row, that were not useful
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_S
@@ -97,11 +107,25 @@ class Zygote:
             out.append(message)
         return out
 
+    def check(self, seconds: float) -> None:
+        """Asks now and then whether it is there. Raises ZygoteDied if it has not answered for this long, though `events`
+        was called: it may be stopped."""
+        now = time.monotonic()
+        if self._asked and now - self._asked > seconds:
+            raise ZygoteDied(f"the {self.name} has not answered for {now - self._asked:.1f} s")
+        if not self._asked and now - self._heard > ASK_S:
+            self._send({"ask": True}, [])
+            self._asked = now
+
     def close(self) -> None:
-        """Kills it, and all its children."""
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5.0)
+        """Kills it, and all below it."""
+        for number in (END, signal.SIGCONT):
+            self.process.send_signal(number)
+        try:
+            self.process.wait(WIPE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(WIPE_S)
         self.socket.close()
 
     def _send(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -120,7 +144,9 @@ class Zygote:
         if not data:
             raise ZygoteDied(f"the {self.name} died with exit status {self.process.wait(5.0)}")
         message: dict[str, Any] = json.loads(data)
-        self.ready |= "ready" in message
+        self._asked, self._heard = 0.0, time.monotonic()
+        if "ready" in message:
+            self.ready, self.pid = True, message["ready"]
         return message
 
 
@@ -150,26 +176,77 @@ def discard() -> None:
         _early.popitem()[1].close()
 
 
-def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent dies. `parent` is the expected pid: it may be dead already."""
+def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Makes the kernel send this signal when the parent dies. `parent` is the expected pid: it may be dead already."""
+    _prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def children() -> list[int]:
+    """Of this process, with those that it adopted."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
+            if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(name))
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def fork_with_keeper(parent: int, handle: int) -> None:
+    """Returns in a forked process, the zygote. This one becomes its keeper, and never returns."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signals = {signal.SIGCHLD, END, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    me, pid = os.getpid(), os.fork()
+    if pid == 0:
+        die_with_parent(me)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    os.close(handle)
+    die_with_parent(parent, END)
+    setproctitle("veldt keeper")
+    status = 0
+    while (number := signal.sigwait(signals)) != END:
+        if number == signal.SIGCHLD and (found := os.waitpid(pid, os.WNOHANG))[0]:
+            status = os.waitstatus_to_exitcode(found[1])
+            break
+    deadline = time.monotonic() + WIPE_S
+    with contextlib.suppress(ChildProcessError):  # until there are none
+        while time.monotonic() < deadline:
+            kill(children())
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            signal.sigtimedwait(signals, 0.01)
+    if status == -signal.SIGKILL:
+        os.kill(me, signal.SIGKILL)  # as the zygote
+    os._exit(status if status >= 0 else 128 - status)
 
 
 def ignore_signals() -> None:
     """Leaves signals to the supervisor, even if they are sent to the whole process group. (A handler that does nothing, not
     SIG_IGN, which an environment's own child processes would inherit.)"""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
 
 
 def main() -> None:
     """The zygote's process: imports, then forks children on request, and reaps them."""
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(parent)
+    fork_with_keeper(parent, handle)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     ignore_signals()
     light = bool(os.environ.get(LIGHT))
     setproctitle(f"veldt {NAMES[light]}")
@@ -197,13 +274,14 @@ class Server:
     def __init__(self, connection: socket.socket, run: Callable[..., None]) -> None:
         self.socket, self.run = connection, run
         self.descriptors: dict[str, int] = {}
+        self.forked: set[int] = set()  # pids
         self.wakeup, self.alarm = os.pipe()
         os.set_blocking(self.alarm, False)
         signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        self._send({"ready": True})
+        self._send({"ready": os.getpid()})
         while True:
             ready = readable([self.socket.fileno(), self.wakeup], IDLE_S)
             if self.wakeup in ready:
@@ -219,6 +297,8 @@ class Server:
                 self._handle(json.loads(data), fds)
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "ask" in message:
+            return self._send({"here": True})
         if "share" in message:
             self.descriptors |= dict(zip(message["share"], fds, strict=True))
             return
@@ -226,6 +306,7 @@ class Server:
         me, pid = os.getpid(), os.fork()
         if pid == 0:
             die_with_parent(me)
+            _prctl(PR_SET_CHILD_SUBREAPER, 1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.socket.close()
@@ -235,12 +316,17 @@ class Server:
             os._exit(0)
         for fd in fds:
             os.close(fd)
+        self.forked.add(pid)
         self._send({"forked": name, "pid": pid})
 
     def _reap(self) -> None:
+        """Reports which children have exited, and kills what they left: that has become ours, and what it leaves will."""
         with contextlib.suppress(ChildProcessError):  # there are none
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                self._send({"exited": found[0], "status": os.waitstatus_to_exitcode(found[1])})
+                if found[0] in self.forked:
+                    self.forked.remove(found[0])
+                    self._send({"exited": found[0], "status": os.waitstatus_to_exitcode(found[1])})
+        kill(pid for pid in children() if pid not in self.forked)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
