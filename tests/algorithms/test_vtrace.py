@@ -260,7 +260,7 @@ def test_leading_axes_may_be_any() -> None:
 
 
 class Walk(gym.Env[Array, Any]):
-    """Episodes of 1 to 7 steps, every second one truncated; observations, now and then one that leaves its space, and
+    """Episodes of 1 to 7 steps, every second one truncated; observations, now and then one that is not finite, and
     rewards, some beyond 1, are random, but the last action shows in both."""
 
     def __init__(self, space: Any) -> None:
@@ -281,7 +281,7 @@ class Walk(gym.Env[Array, Any]):
         last = float(np.sum(action))
         obs = self._see(last)
         if self.np_random.random() < 0.06:
-            obs = obs + 9
+            obs = obs * np.nan
         return obs, float(self.np_random.normal()) * 2 + last / 4, over and whole, over and not whole, {}
 
     def _see(self, last: float) -> Array:

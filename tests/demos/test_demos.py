@@ -974,3 +974,13 @@ def test_describing_a_set_needs_no_torch(counter: Demos) -> None:
     code = f"import sys; from veldt.__main__ import main; code = main(['demos', {str(counter.path)!r}]); "
     code += "sys.exit(code or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_no_escape_code_of_a_set_reaches_the_terminal(
+    counter: Demos, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(counter.path, tmp_path / "sent"))
+    sign(path, lambda manifest: manifest.update(env="\x1b]0;mine\x07", policy="\x1b[2J"))
+    assert main(["demos", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "]0;mine" in shown and "[2J" in shown and "\x1b" not in shown and "\x07" not in shown

@@ -22,6 +22,7 @@ from veldt.envs import is_atari
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.files import MANIFEST, Corrupt, fingerprint
+from veldt.foreign import plain
 from veldt.records.step import FLAG, REWARD, EnvSpec, is_observation
 from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
 
@@ -201,6 +202,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         same = False
     require(same, f"its {MANIFEST} was changed")
+    manifest = plain(manifest)
     kinds: dict[str, Any] = {"env": str, "policy": str, "action_space": str, "protocol": dict | None}
     kinds |= {"columns": dict, "shards": list, "episodes": list}
     wrong = [name for name, kind in kinds.items() if not isinstance(manifest.get(name), kind)]
