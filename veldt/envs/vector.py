@@ -38,11 +38,12 @@ class Envs:
         # float64 observations are stored as float32: half the size, and what the network computes with.
         dtypes = {key: np.dtype(np.float32 if x.dtype == np.float64 else x.dtype) for key, x in boxes.items()}
         observation = {key: spec(x.shape, dtypes[key]) for key, x in boxes.items()}
-        self.spec = EnvSpec(name, observation, _action(env.single_action_space, name), env.single_action_space)
+        self._bounds = {key: _bounds(x, dtypes[key]) for key, x in boxes.items()}
+        bounds = {key: x for key, x in self._bounds.items() if x is not None}
+        self.spec = EnvSpec(name, observation, _action(env.single_action_space, name), env.single_action_space, bounds)
         self.bad = 0  # rows that were dropped
         self._began = False
         self._bad_in_a_row = np.zeros(self.n, np.int64)
-        self._bounds = {key: _bounds(x, dtypes[key]) for key, x in boxes.items()}
         self._last = np.zeros(self.n, np.bool_)
         space = env.single_action_space
         starts = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0

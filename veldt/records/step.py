@@ -18,13 +18,14 @@ NEXT_STEP autoreset emits. Time is shifted once, in the loss, in words.
 A Box observation is the column `obs`; a Dict observation is one column `obs/key` for each key.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from veldt.records.tree import ArraySpec, Spec, spec
+from veldt.records.tree import Array, ArraySpec, Spec, spec
 
 REWARD = spec((), np.float32)
 FLAG = spec((), np.bool_)
@@ -38,6 +39,7 @@ class EnvSpec:
     observation: Spec  # column -> one observation; {"obs": ...} or {"obs/key": ...}
     action: ArraySpec
     action_space: spaces.Space[Any]  # of one environment
+    bounds: Mapping[str, tuple[Array, Array]] = field(default_factory=dict, compare=False)  # of observations [size]
 
     @property
     def step(self) -> Spec:
