@@ -4,8 +4,9 @@ A function that cannot be imported by name (a lambda, or one of an interactive s
 the name `local:qualname`.
 """
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from veldt.errors import UserError
 LOCAL = "local"
 _local: dict[str, Callable[..., Any]] = {}
 _unloaded: dict[str, Callable[[], Callable[..., Any]]] = {}  # loaders of functions of the process that started this one
+_allowed: Collection[str] | None = None  # the names that may be imported; None: all
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -59,8 +61,21 @@ def install(functions: dict[str, Callable[[], Callable[..., Any]]]) -> None:
     _unloaded.update(functions)
 
 
+@contextlib.contextmanager
+def only(names: Collection[str]) -> Iterator[None]:
+    """Within it, `find` imports nothing but these: names that come from elsewhere are not trusted."""
+    global _allowed
+    before, _allowed = _allowed, names
+    try:
+        yield
+    finally:
+        _allowed = before
+
+
 def find(name: str) -> Callable[..., Any] | None:
     """The callable that `module:attribute` names; None if the module has no such attribute."""
+    if _allowed is not None and name not in _allowed:
+        raise UserError(f"{name!r} is code that was not allowed to be imported here.")
     module, _, attribute = name.rpartition(":")
     if module == LOCAL:
         if attribute in _unloaded:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.foreign import plain, read_text
 from veldt.program import Node
@@ -111,6 +112,7 @@ STORE: Metrics = (
     Metric("store_sampled", "items", TOTAL, rate="sampled_per_s", link="learner"),
     Metric("store_evicted", "items", TOTAL, column=HIDDEN),
     Metric("store_stale", "items", TOTAL, column=HIDDEN),
+    Metric("store_duplicates", "blocks", TOTAL, column=HIDDEN),
 )
 DEMOS: Metrics = (Metric("demo_items", "items", TOTAL, column=HIDDEN), Metric("demo_part", "fraction", column=HIDDEN))
 STREAM: Metrics = (
@@ -144,6 +146,7 @@ GATE: Metrics = (
     wait(column=HIDDEN),
     *(Metric(f"gate_{name}", "bytes", TOTAL, column=HIDDEN) for name in ("bytes_in", "bytes_out")),
     *(Metric(f"gate_{name}", "frames", TOTAL, column=HIDDEN) for name in ("frames_in", "frames_out", "refused")),
+    Metric("gate_duplicates", "messages", TOTAL, column=HIDDEN),
     Metric("gate_reconnects", "streams", TOTAL, column=HIDDEN),
     Metric("gate_actors", "actors", TOTAL, column=HIDDEN),
     Metric("gate_pending", "messages", TOTAL, column=HIDDEN),
@@ -200,6 +203,12 @@ def declared(nodes: Iterable[Node]) -> Declarations:
     for node in nodes:
         out.add(node.role, getattr(node.node_class, "METRICS", ()))  # any class can be a node: most declare nothing
     return out
+
+
+def own_metrics(nodes: Iterable[Node]) -> dict[str, Metric]:
+    """What the classes of these nodes declare, by name, without the counters of the run."""
+    found = [metric.of(node.role) for node in nodes for metric in getattr(node.node_class, "METRICS", ())]
+    return {metric.name: metric for metric in found if metric.name not in NAMES}
 
 
 def merge(parts: Iterable[Mapping[str, float]], declarations: Declarations = PACKAGE) -> dict[str, float]:

@@ -306,23 +306,35 @@ class Source(NamedTuple):
     number: int  # of the message in its channel, from 0, over all lives of the sender
 
 
+class Check(Protocol):
+    """What a message may contain, for those that come from an actor that the run did not start."""
+
+    steps: int  # env steps that such a message brings
+
+    def __call__(self, message: Tree) -> str: ...  # why it is refused; empty: it is not
+
+
 @dataclass(frozen=True)
 class Examples:
-    """Example arguments and results of one port, for transports that must know the formats of messages beforehand."""
+    """Example arguments and results of one port, for transports that must know the formats of messages beforehand.
+
+    Without any, the port cannot be used over such a transport. Numbers need no Examples.
+    """
 
     arguments: Sequence[tuple[Any, ...]] = ()
     results: Sequence[Any] = field(default=())
+    check: Check | None = None
 
 
-def example_messages(port: Port, given: Examples | None) -> tuple[list[Tree], list[Tree]]:
-    """Messages to a port, and of a call its replies. Numbers need no example."""
+def example_messages(port: Port, given: Examples | None, index: int = 0) -> tuple[list[Tree], list[Tree]]:
+    """Messages to a port, which is the index-th of its node; and of a call its replies."""
     if given is None:
         columns = port.codec.columns if isinstance(port.codec, Arguments) else None
         if columns is None or any(value.kind not in DTYPES for _, _, value in columns):
             raise TypeError(f"{port.name} has arguments whose shapes are unknown: give examples to program.add")
         given = Examples([tuple([0] * len(port.names))])
-    there = [port.packer(0)(args) for args in given.arguments]
-    if port.kind != CALL:
+    there = [port.packer(index)(args) for args in given.arguments]
+    if port.kind != CALL or not there:
         return there, []
     results = given.results or ([port.result.kind(0)] if port.result.kind in DTYPES else [])
     if not results:

@@ -239,7 +239,7 @@ def test_actors_join_die_and_join_again(recipe: str, token: Path, caplog: pytest
     def scenario(nodes: Any) -> Iterator[None]:
         verdict = Verdict(nodes)
         yield from wait(lambda: listening(caplog), 20, "it listens")
-        flags = ("--connect", listening(caplog), "--token-file", token)
+        flags = ("--connect", listening(caplog), "--token-file", token, "--network", "chaos:Net")
         first, second = stack.enter_context(joined(*flags)), stack.enter_context(joined(*flags))
         seats = ("seat/0", "seat/1")
         yield from wait(lambda: all(steps_of(nodes, seat) > 200 for seat in seats), 30, "both act")

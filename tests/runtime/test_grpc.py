@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import pickle
@@ -520,10 +521,10 @@ def test_what_waits_for_room_goes_before_what_comes_later() -> None:
     shared = Shared.make()
     lane, reader = shared.seat(0, True).lanes[0], Reader(shared.rings(0)[0])
     for n in range(6):
-        assert lane.take(wire.parse(block_frame(n)))
+        assert lane.take(wire.parse(block_frame(n))) is not None
     assert reader.waiting == 4 and len(lane.pending) == 2
     reader.pop()
-    assert lane.take(wire.parse(block_frame(6))) and lane.push()
+    assert lane.take(wire.parse(block_frame(6))) is not None and lane.push()
     came = [0]
     while (message := reader.peek()) is not None:
         came.append(number_of(message))
@@ -531,7 +532,7 @@ def test_what_waits_for_room_goes_before_what_comes_later() -> None:
         lane.push()
     assert came == list(range(7))
     for n in range(7, 7 + 4 + 8):
-        assert lane.take(wire.parse(block_frame(n)))
+        assert lane.take(wire.parse(block_frame(n))) is not None
     with pytest.raises(wire.Refused, match="more messages than the window allows"):
         lane.take(wire.parse(block_frame(7 + 4 + 8)))
     shared.close()
@@ -964,7 +965,7 @@ def secrets_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., World], secrets_of: Path) -> None:
     certificate, key = str(secrets_of / "run.crt"), str(secrets_of / "run.key")
     doors = [{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "tls": [certificate, key]}]
-    world = make(token=str(secrets_of / "token"), doors=doors)
+    world = make(token=str(secrets_of / "token"), doors=doors, owned=False)
     plain, tls = world.addresses
     ca, other = (secrets_of / "run.crt").read_bytes(), (secrets_of / "other.crt").read_bytes()
     for token in ("", "Bearer", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"bearer {TOKEN}", f"Bearer  {TOKEN}"):
@@ -990,6 +991,29 @@ def test_only_who_has_the_token_and_the_certificate_gets_in(make: Callable[..., 
         shown += Path(f"/proc/{process.process.pid}/cmdline").read_text()
         shown += Path(f"/proc/{process.process.pid}/environ").read_text()
     assert TOKEN not in shown
+
+
+def test_the_seats_of_the_run_are_not_for_those_who_have_the_token(make: Callable[..., World], secrets_of: Path) -> None:
+    world = make(token=str(secrets_of / "token"), doors=[{"address": "127.0.0.1:0"}])
+    mine = f"Bearer {TOKEN}"
+    for seat in ("actor/0", ""):
+        assert say(world.addresses[0], [hello(seat)], mine) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert world.ask()[2] == [] and not any(world.shared.records.words(0, 3)), "it was never claimed"
+
+
+def test_idle_connections_without_a_token_keep_nobody_out(make: Callable[..., World], secrets_of: Path) -> None:
+    world = make(token=str(secrets_of / "token"), doors=[{"address": "127.0.0.1:0"}], owned=False, handshake=2.0)
+    host, _, port = world.addresses[0].rpartition(":")
+    idle = [socket.create_connection((host, int(port)), 10.0) for _ in range(400)]
+    link = world.link(world.addresses[0], token=TOKEN, seat="", patience=10.0)
+    link.connect()
+    for connection in idle:
+        connection.settimeout(10.0)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(1 << 16):
+                pass  # the gate ends those that say nothing
+        connection.close()
+    assert world.ask()[2] == ["actor/0"]
 
 
 @pytest.mark.parametrize(
@@ -1058,6 +1082,22 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_token(path)
 
 
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    from chaos import config_of
+
+    from veldt.experiment.prepare import make_gate
+
+    path = tmp_path / "run.key"
+    path.write_text("secret")
+    path.chmod(0o644)
+    config = config_of(recipe="seed-vtrace", **{"gate.listen": "127.0.0.1:0"})
+    config = dataclasses.replace(config, gate=dataclasses.replace(config.gate, certificate=str(path), key=str(path)))
+    with pytest.raises(UserError, match="can be read by others; run: chmod 600"):
+        make_gate(config, TOKEN)
+    path.chmod(0o600)
+    assert make_gate(config, TOKEN).key == b"secret"
+
+
 def test_neither_torch_nor_numba_is_loaded() -> None:
     code = "import sys, veldt.runtime.grpc.link; print(*{'torch', 'numba'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.strip() == ""
@@ -1076,7 +1116,8 @@ def test_the_end_of_a_run_reaches_actors_that_are_sending(tmp_path: Path, rounds
     for i in range(rounds):
         folder = tmp_path / str(i)
         folder.mkdir()
-        world = World(folder, seats=4, size=300_000, token=str(token), doors=[{"address": "127.0.0.1:0"}])
+        doors = [{"address": "127.0.0.1:0"}]
+        world = World(folder, seats=4, size=300_000, token=str(token), doors=doors, owned=False)
         try:
             world.start("answer")
             links = [world.link(world.addresses[0], f"actor/{k}", token=TOKEN) for k in range(world.seats)]

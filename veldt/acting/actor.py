@@ -17,6 +17,7 @@ from veldt.counters import Counters
 from veldt.envs import Envs
 from veldt.metrics import ACTOR, EVALUATOR
 from veldt.ports import Examples, call, stream
+from veldt.records.checks import StepCheck
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.seeds import derive
@@ -57,7 +58,7 @@ def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
     """For groups of n environments."""
     step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
     action = np.zeros((n, *env.action.shape), env.action.dtype)
-    return {"send": Examples([(0, step)], [{"action": action}])}
+    return {"send": Examples([(0, step)], [{"action": action}], StepCheck(env, n))}
 
 
 class Actor:

@@ -49,7 +49,7 @@ from veldt.experiment import recipes, settings
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
 from veldt.nets.torsos import as_float
-from veldt.program import CELL, INCARNATION, ROWS, Program
+from veldt.program import CELL, INCARNATION, ROWS, Node, Program
 from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
@@ -201,7 +201,7 @@ class InferenceBench:
 
     def _central(self, config: Config, env: EnvSpec, contender: Contender) -> dict[str, float]:
         program = central_program(config, env, self.learner)
-        messages = messages_of(program.nodes["recorder" if self.learner else "inference"])
+        messages = all_messages(program.nodes["recorder" if self.learner else "inference"])
         gate: Gate | None = None
         if contender == "grpc-unix":
             gate = Gate()
@@ -272,7 +272,7 @@ class InferenceBench:
         config, n = self.config(self.widths[0]), self.envs // self.groups
         with contextlib.closing(config.envs()) as envs:
             env = envs.spec
-        question, answer = (HEADER.size + size for size in call_bytes(messages_of(call_program(env, n).nodes["policy"])))
+        question, answer = (HEADER.size + size for size in call_bytes(all_messages(call_program(env, n).nodes["policy"])))
         turns: list[dict[str, float]] = []
         for _ in range(self.rounds):
             window = Window(self.seconds, ["actor/0"])
@@ -421,9 +421,13 @@ def call_program(env: EnvSpec, n: int) -> Program:
     return program
 
 
+def all_messages(node: Node) -> Messages:
+    return messages_of(node.name, node.ports, node.examples)
+
+
 def call_bytes(messages: Messages) -> tuple[int, int]:
     """Bytes of the largest request and of the largest reply."""
-    there, back = (max(sum(x.nbytes for x in tree.values()) for tree in trees) for trees in messages[1:])
+    there, back = (max(sum(x.nbytes for x in one.example.values()) for one in kinds) for kinds in messages[1:])
     return there, back
 
 

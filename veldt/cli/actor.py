@@ -25,7 +25,7 @@ class Actor:
     env: str = ""
     """Allow importing this environment, if the run's is module:callable; Gymnasium ids need no permission."""
     network: str = ""
-    """Allow importing this network, if the run's is module:callable."""
+    """Allow importing this function, if the run's network is made by one (algorithm.network_from module:callable)."""
     compress: bool = False
     """Compress messages (lz4)."""
     patience: float = 60.0
@@ -39,13 +39,13 @@ def run(argv: list[str]) -> int:
     from veldt.runtime.grpc.link import Link
 
     token = read_token(args.token_file) if args.token_file is not None else ""
-    certificate = joined.read_secret(args.certificate)
+    certificate = joined.read_certificate(args.certificate)
     link = Link(args.connect, token, certificate, compress=args.compress, patience=args.patience)
     left: list[int] = []
     try:
-        told = link.connect()["assignment"]
+        told = link.connect().get("assignment")
         with interruptible(left.append, "Leaving the run"):
-            joined.live(link, told, args.env, leaving=lambda: bool(left), network=args.network)
+            joined.live(link, joined.parse(told, args.env, args.network), leaving=lambda: bool(left))
     except LinkLost as error:
         raise ProcessFailed(str(error)) from None
     finally:

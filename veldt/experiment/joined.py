@@ -1,41 +1,68 @@
 """An actor that the run did not start: it joins from anywhere, takes a free seat, and may leave at any time.
 
-It is told over its stream what to build (`assignment`), as JSON: names and numbers, never code. With central inference it
-loads neither torch nor numba.
+The run sends what to build as JSON (`assign`): names and numbers, never code. `parse` makes an `Assignment` of it, and
+nothing else of what the run sent is used. What would be imported by name has to be allowed on the actor's command line.
+With central inference an actor loads neither torch nor numba.
 """
 
+import contextlib
+import math
 import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from veldt import bounds, callables
 from veldt.counters import Counters
-from veldt.errors import UserError
+from veldt.errors import EnvError, UserError
 from veldt.ports import ports_of
 from veldt.program import INCARNATION, Given, Program
+from veldt.records.checks import ActionCheck
+from veldt.records.tree import Tree
 from veldt.runtime.base import Host
-from veldt.runtime.grpc.connection import read_token
+from veldt.runtime.grpc.connection import LinkLost, read_token
 from veldt.runtime.grpc.link import Link
+from veldt.runtime.local.plan import Limits, Messages, messages_of
 from veldt.runtime.proxies import Proxy
 
 METRICS_S = 0.25
 WAIT_S = 0.05
+MAX_ENVS = 4096  # that a run may ask of one actor
+MAX_SIZE = 8192  # of a layer, a window or a block
+# What an actor with local inference builds depends on these settings; it is sent no others.
+SENT = ("recipe", "env", "protocol", "clip_observations", "seed", "actors", "envs_per_actor", "algorithm", "actor")
 
 
 def assign(config: Any, i: int) -> dict[str, Any]:
-    """What the i-th actor of all is told."""
+    """What the i-th actor of all is sent."""
     from veldt.experiment.settings import as_plain
 
-    told = {"index": i, "env": config.env, "inference": config.inference}
+    told = {"index": i, "inference": config.inference}
     if config.inference == "local":
-        return told | {"config": as_plain(config)}
-    groups = list(range(i * config.central.groups, (i + 1) * config.central.groups))
+        plain = as_plain(config)
+        store = {"first_priorities": config.store.first_priorities}
+        return told | {"settings": {name: plain[name] for name in SENT} | {"store": store}}
     n = config.envs_per_actor // config.central.groups
-    env = {"protocol": config.protocol, "clip": config.clip_observations}
-    return told | env | {"n": n, "groups": groups, "seed": config.seed}
+    named = {"env": config.env, "protocol": config.protocol, "clip": config.clip_observations, "seed": config.seed}
+    return told | named | {"n": n, "groups": _groups(config, i)}
+
+
+def _groups(config: Any, i: int) -> list[int]:
+    return list(range(i * config.central.groups, (i + 1) * config.central.groups))
+
+
+def limits(config: Any, i: int) -> Limits:
+    """What the i-th actor of all may claim: its groups, and by how many steps it may be ahead of its blocks."""
+    window = config.algorithm.window
+    fresh = config.actor.block or window.stride
+    ahead = config.envs_per_actor * (window.block_rows(fresh) + 2 * fresh + 2)
+    return Limits(tuple(_groups(config, i)) if config.inference == "central" else (), ahead)
 
 
 def make_token(path: Path) -> str:
@@ -51,7 +78,7 @@ def make_token(path: Path) -> str:
     return read_token(path)
 
 
-def read_secret(path: str | Path | None) -> bytes:
+def read_certificate(path: str | Path | None) -> bytes:
     """Empty where no file is named."""
     try:
         return Path(path).read_bytes() if path else b""
@@ -59,32 +86,139 @@ def read_secret(path: str | Path | None) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
 
 
-def live(link: Link, told: dict[str, Any], allowed: str, leaving: Callable[[], bool], network: str = "") -> None:
-    """Acts until the run ends, or `leaving` says so. `allowed` and `network` may be imported, if the run's environment or
-    network is code."""
-    env = str(told["env"])
-    if ":" in env and env != allowed:
-        raise UserError(f"The run wants the environment {env}, which is code to import; allow it with --env {env}.")
-    wanted = str(told.get("config", {}).get("algorithm", {}).get("network_from", ""))
-    if wanted and wanted != network:
-        raise UserError(f"The run wants the network {wanted}, which is code to import; allow it with --network {wanted}.")
-    host = _central(link, told) if told["inference"] == "central" else _local(link, told)
-    reported = 0.0
-    who = f"actor/{told['index']} (life {link.session.incarnation})"
-    print(f"acting in {env} as {who}, with {told['inference']} inference", flush=True)
+# What the run asks for.
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What to build, after all checks."""
+
+    index: int
+    env: str
+    imports: frozenset[str]  # module:callable, as allowed on the command line
+    config: Any = None  # with local inference: a Config
+    protocol: str = ""  # these five: with central inference
+    clip: bool = False
+    n: int = 0
+    groups: tuple[int, ...] = ()
+    seed: int = 0
+
+
+def parse(told: Any, env: str = "", network: str = "") -> Assignment:
+    """`env` and `network`: what may be imported. Raises a UserError for anything that this actor should not build."""
+    told = told if isinstance(told, dict) else {}
+    index, allowed = _integer(told, "index", 0, 1 << 20), frozenset((env, network)) - {""}
+    if told.get("inference") == "local":
+        config = _config(told.get("settings"))
+        made_by = getattr(config.algorithm, "network_from", "")
+        _check_import(config.env, env, "--env")
+        if made_by:
+            _check_import(made_by, network, "--network", always=True)
+        return Assignment(index, config.env, allowed, config)
+    if told.get("inference") != "central":
+        raise _invalid("inference")
+    name, protocol, groups = _word(told, "env"), _word(told, "protocol"), told.get("groups")
+    _check_import(name, env, "--env")
+    n = _integer(told, "n", 1, MAX_ENVS)
+    if not isinstance(groups, list) or not 0 < len(groups) <= MAX_ENVS // n:
+        raise _invalid("groups")
+    numbers = tuple(_integer({"groups": group}, "groups", 0, 1 << 32) for group in groups)
+    if len(set(numbers)) < len(numbers):
+        raise _invalid("groups")
+    seed = _integer(told, "seed", -(1 << 62), 1 << 62)
+    if not isinstance(told.get("clip"), bool):
+        raise _invalid("clip")
+    return Assignment(index, name, allowed, None, protocol, told["clip"], n, numbers, seed)
+
+
+def _config(settings: Any) -> Any:
+    """A Config with the recipe's own values for all that an actor does not need."""
+    from veldt.experiment import recipes
+    from veldt.experiment.settings import flat
+
+    if not isinstance(settings, dict) or not settings.keys() <= {*SENT, "store"}:
+        raise _invalid("settings")
+    values, store = {name: x for name, x in settings.items() if name != "store"}, settings.get("store")
+    if not isinstance(store, dict) or store.keys() != {"first_priorities"}:
+        raise _invalid("settings.store")
+    recipe, env = (_word(values, name) for name in ("recipe", "env"))
+    del values["recipe"], values["env"]
+    config = recipes.make(recipe, env, **values, store=store)
+    if config.recipe != recipe or config.env != env or config.inference != "local":
+        raise _invalid("settings.recipe")
+    bounds.check(config)
+    for name, value in flat(config).items():
+        most = MAX_ENVS if name == "envs_per_actor" else MAX_SIZE
+        sized = name.startswith("algorithm.") or name in ("actor.block", "envs_per_actor")
+        for x in (value if isinstance(value, tuple) else (value,)) if sized else ():
+            if isinstance(x, int) and not 0 <= x <= most:
+                raise _invalid(name)
+        if isinstance(value, tuple) and len(value) > 64:
+            raise _invalid(name)
+    _word({"protocol": config.protocol}, "protocol")
+    return config
+
+
+def _check_import(name: str, allowed: str, flag: str, always: bool = False) -> None:
+    """A name with a colon is code to import; a network is `always` code."""
+    if (always or ":" in name) and name != allowed:
+        raise UserError(f"The run wants {name[:200]!a}, which is code to import; allow it with {flag} {name[:200]}.")
+
+
+def _word(told: dict[str, Any], name: str) -> str:
+    """Printable: it is shown on a terminal."""
+    value = told.get(name)
+    if not isinstance(value, str) or not value.isprintable() or not value.isascii() or len(value) > 200:
+        raise _invalid(name)
+    return value
+
+
+def _integer(told: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = told.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise _invalid(name)
+    return value
+
+
+def _invalid(name: str) -> UserError:
+    return UserError(f"The run sent an assignment with an invalid {name!r}; is it the run that you meant to join?")
+
+
+# Acting.
+
+
+def live(link: Link, assignment: Assignment, leaving: Callable[[], bool]) -> None:
+    """Acts until the run ends, or `leaving` says so."""
+    with callables.only(assignment.imports):
+        host = build(link, assignment)
+        reported = 0.0
+        where = "central" if assignment.config is None else "local"
+        who = f"actor/{assignment.index} (life {link.session.incarnation})"
+        print(f"acting in {assignment.env} as {who}, with {where} inference", flush=True)
+        try:
+            while not link.session.quit and not leaving():
+                worked = not link.session.hold and host.step()
+                now = time.monotonic()
+                if now - reported > METRICS_S:
+                    reported = now
+                    link.session.report(host.metrics())
+                if worked:
+                    link.step()
+                else:
+                    link.wait(WAIT_S)
+        finally:
+            host.close()
+
+
+def build(link: Link, assignment: Assignment) -> Host:
+    """The actor's nodes, and checks of all that the run will send them."""
     try:
-        while not link.session.quit and not leaving():
-            worked = not link.session.hold and host.step()
-            now = time.monotonic()
-            if now - reported > METRICS_S:
-                reported = now
-                link.session.report(host.metrics())
-            if worked:
-                link.step()
-            else:
-                link.wait(WAIT_S)
-    finally:
-        host.close()
+        return _central(link, assignment) if assignment.config is None else _local(link, assignment)
+    except (UserError, EnvError, LinkLost):
+        raise
+    except Exception as error:  # settings that do not go together may raise anything
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"What the run asks for cannot be built here ({why[:500]}).") from error
 
 
 def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
@@ -93,38 +227,64 @@ def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
     return Host([node for name, node in program.nodes.items() if name not in known], known, lambda node: given)
 
 
-def _central(link: Link, told: dict[str, Any]) -> Host:
+def _central(link: Link, told: Assignment) -> Host:
     os.environ["VELDT_LIGHT"] = "1"
-    from veldt.acting.actor import Actor, Policy
+    from veldt.acting.actor import Actor, Policy, send_examples
     from veldt.envs import make_env
 
-    session = link.session
-    known = {"recorder": Proxy(ports_of(Policy), session.ends("recorder", {})), "counters": Counters(session.rows)}
-    program = Program()
+    session, envs = link.session, partial(make_env, told.env, protocol=told.protocol, clip=told.clip)
+    with contextlib.closing(envs(1)) as one:
+        spec = one.spec
+    ports = ports_of(Policy)
+    calls = _match(link, "recorder", messages_of("recorder", ports, send_examples(spec, told.n)), ())[0]
+    calls.check = ActionCheck(spec)
+    known = {"recorder": Proxy(ports, session.ends("recorder", {})), "counters": Counters(session.rows)}
+    program, name = Program(), f"actor/{told.index}"
     recorder, counters = (program.add(name, object) for name in known)
-    envs = partial(make_env, str(told["env"]), protocol=str(told["protocol"]), clip=bool(told["clip"]))
-    name = f"actor/{int(told['index'])}"
-    groups = tuple(int(group) for group in told["groups"])
-    program.add(name, Actor, envs, int(told["n"]), recorder, counters, int(told["seed"]), name, groups, INCARNATION)
+    program.add(name, Actor, envs, told.n, recorder, counters, told.seed, name, told.groups, INCARNATION)
     return _host(link, program, known)
 
 
-def _local(link: Link, told: dict[str, Any]) -> Host:
+def _local(link: Link, told: Assignment) -> Host:
     import torch
 
-    from veldt.experiment import recipes
     from veldt.learning.params import LatestParams
-    from veldt.storing.store import Store
+    from veldt.storing.store import Store, insert_examples
     from veldt.topologies import add_actor
 
     torch.set_num_threads(1)
-    values = dict(told["config"])
-    config = recipes.make(str(values.pop("recipe")), str(values.pop("env")), **values)
+    config, session, ports = told.config, link.session, ports_of(Store)
+    spec = config.env_spec()
+    examples = insert_examples(config.schema(spec), spec)
+    _match(link, "store", messages_of("store", ports, examples), ("cell params",))
     known = {
-        "store": Proxy(ports_of(Store), link.session.ends("store", {})),
-        "params": LatestParams(link.session.cells["cell params"]),
-        "counters": Counters(link.session.rows),
+        "store": Proxy(ports, session.ends("store", {})),
+        "params": LatestParams(session.cells["cell params"]),
+        "counters": Counters(session.rows),
     }
     program = Program()
-    add_actor(program, config, config.env_spec(), int(told["index"]), *(program.add(name, object) for name in known))
-    return _host(link, program, known)
+    add_actor(program, config, spec, told.index, *(program.add(name, object) for name in known))
+    host = _host(link, program, known)
+    session.cells["cell params"].check = partial(_check_weights, host.objects[f"policy/{told.index}"].vector.numel())
+    return host
+
+
+def _match(link: Link, node: str, messages: Messages, cells: tuple[str, ...]) -> list[Any]:
+    """The mailboxes to the run, whose formats must be exactly those that this actor will use and understand."""
+    session, found = link.session, link.session.mailboxes
+    wanted = {f"{node} stream": (messages.stream, []), f"{node} calls": (messages.calls, messages.replies)}
+    wanted = {name: lane for name, lane in wanted.items() if lane[0]}
+    if list(found) != list(wanted) or tuple(session.cells) != cells:
+        raise UserError("The run offers other channels than this actor needs; the actor and the run do not match.")
+    for box, (there, back) in zip(found.values(), wanted.values(), strict=True):
+        box.expect([message.example for message in there], [message.example for message in back])
+    return list(found.values())
+
+
+def _check_weights(size: int, value: Tree) -> str:
+    shapes = {name: (x.dtype.str, x.shape) for name, x in value.items()}
+    if shapes != {"vector": ("<f4", (size,)), "when": ("<f8", (2,))}:
+        return "the weights are those of another network"
+    if not np.isfinite(value["vector"]).all() or not abs(value["when"][0]) <= 1 << 53 or math.isinf(value["when"][1]):
+        return "the weights are not finite"
+    return ""

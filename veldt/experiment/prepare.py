@@ -58,10 +58,10 @@ def prepare(config: Config) -> Prepared:
     check_device(config.device)
     gate = config.gate
     if gate.listen:
-        from veldt.experiment.joined import read_secret
-        from veldt.runtime.grpc.connection import Door
+        from veldt.experiment.joined import read_certificate
+        from veldt.runtime.grpc.connection import Door, read_key
 
-        Door(gate.listen, read_secret(gate.certificate), read_secret(gate.key)).check("a-token-that-is-made-later")
+        Door(gate.listen, read_certificate(gate.certificate), read_key(gate.key)).check("a-token-that-is-made-later")
     env = config.env_spec()
     config.algorithm.check(env)
     if config.demos:
@@ -160,12 +160,14 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
 
 
 def make_gate(config: Config, token: str = "") -> Gate:
-    from veldt.experiment.joined import assign, read_secret
+    from veldt.experiment.joined import assign, limits, read_certificate
+    from veldt.runtime.grpc.connection import read_key
 
     settings, own = config.gate, config.transport == "grpc"
-    seats = tuple(assign(config, i) for i in range(config.actors, config.total_actors))
-    certificate, key = read_secret(settings.certificate), read_secret(settings.key)
-    return Gate(own, seats, settings.listen, token, certificate, key, settings.compress)
+    joining = range(config.actors, config.total_actors)
+    seats, claims = tuple(assign(config, i) for i in joining), tuple(limits(config, i) for i in joining)
+    certificate, key = read_certificate(settings.certificate), read_key(settings.key)
+    return Gate(own, seats, claims, settings.listen, token, certificate, key, settings.compress)
 
 
 def introduction(prepared: Prepared, path: Path) -> list[str]:

@@ -266,7 +266,8 @@ class Progress:
     def log(self, nodes: Nodes) -> None:
         self._note_first_update(nodes)
         now = time.monotonic()
-        line = self.clocks(nodes) | nodes.metrics() | (self._first_update or {})
+        clocks = self.clocks(nodes)
+        line = clocks | nodes.metrics() | clocks | (self._first_update or {})  # no metric replaces a clock
         if "eval_published_at" in line:
             line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
             line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}

@@ -66,9 +66,9 @@ def _typed(name: str, value: Any, like: Any) -> Any:
         if isinstance(value, bool) and isinstance(like, bool):
             return value
     elif isinstance(like, float):
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)  # YAML reads 5e-4 as a string
-    elif isinstance(like, int) and isinstance(value, int | float) and float(value).is_integer():
+    elif isinstance(like, int) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         return int(value)
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
         if all(type(part) is (type(like[0]) if like else str) for part in value):

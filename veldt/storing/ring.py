@@ -148,6 +148,7 @@ class BlockRing(Slots, Store):
             "store_sampled": self.sampled,
             "store_evicted": self.evicted,
             "store_stale": self.stale,
+            "store_duplicates": self.duplicates,
         }
 
     # Checkpoints.

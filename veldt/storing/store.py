@@ -7,6 +7,8 @@ import numpy as np
 from veldt.ports import Examples, Source, call, stream
 from veldt.program import walk
 from veldt.records.block import Block, Schema
+from veldt.records.checks import BlockCheck
+from veldt.records.step import EnvSpec
 from veldt.records.tree import PACKED, Array, Tree
 from veldt.storing.slots import BlockMemory, Slots
 
@@ -94,7 +96,9 @@ class Store(Protocol):
         return Slots(schema, len(state["items"]), memory, int(counts["oldest"]), int(counts["next"]))
 
 
-def insert_examples(schema: Schema) -> dict[str, Examples]:
+def insert_examples(schema: Schema, env: EnvSpec | None = None) -> dict[str, Examples]:
+    """What an actor elsewhere may send: blocks, of this environment, and nothing else."""
     rows, states = schema.layout.zeros(schema.rows), schema.start_layout.zeros(schema.starts)
     block = Block(schema, rows, states, np.zeros(schema.starts, np.bool_))
-    return {"insert": Examples([(block, None), (block, np.zeros(schema.starts))])}
+    check = None if env is None else BlockCheck(schema, env)
+    return {"insert": Examples([(block, None), (block, np.zeros(schema.starts))], check=check), "trim": Examples()}

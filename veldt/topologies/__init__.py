@@ -99,7 +99,7 @@ def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any
     """What actors and learner meet in: store, params and counters."""
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
-    return add_store(program, config, config.schema(env), counters), params, counters
+    return add_store(program, config, config.schema(env), counters, env), params, counters
 
 
 def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:

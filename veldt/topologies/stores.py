@@ -16,6 +16,7 @@ from veldt.demos.set import Demos
 from veldt.errors import UserError
 from veldt.program import BLOCK_MEMORY, Program
 from veldt.records.block import Block, Schema
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.seeds import derive
 from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
@@ -29,8 +30,8 @@ from veldt.storing.store import insert_examples
 CANDIDATES = 4  # of which one is evicted by priority: on average 1.5 blocks are copied for it
 
 
-def add_store(program: Program, config: Any, schema: Schema, counters: Any = None) -> Any:
-    build, examples, constants = store_builder(config), insert_examples(schema), {"schema": schema}
+def add_store(program: Program, config: Any, schema: Schema, counters: Any = None, env: EnvSpec | None = None) -> Any:
+    build, examples, constants = store_builder(config), insert_examples(schema, env), {"schema": schema}
     return program.add("store", build, config, schema, BLOCK_MEMORY, counters, examples=examples, constants=constants)
 
 

@@ -30,6 +30,11 @@ class LinkLost(RuntimeError):
     """The run cannot be reached any more, or has closed the stream."""
 
 
+def printable(text: str) -> str:
+    """What another machine said, without codes that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:500])
+
+
 def is_unix(address: str) -> bool:
     return address.startswith("unix:")
 
@@ -44,14 +49,28 @@ def is_loopback(address: str) -> bool:
 
 def read_token(path: str | Path) -> str:
     """A token from a file that only its owner can read."""
+    try:
+        text = _read_private(path, "token file").decode().strip()
+    except UnicodeDecodeError as error:
+        raise UserError(f"The token file {path} cannot be read: {error}.") from None
+    return check_token(text)
+
+
+def read_key(path: str | Path | None) -> bytes:
+    """A TLS key from a file that only its owner can read; empty where no file is named."""
+    return _read_private(path, "key") if path else b""
+
+
+def _read_private(path: str | Path, what: str) -> bytes:
     path = Path(path)
     try:
-        mode, text = path.stat().st_mode, path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The token file {path} cannot be read: {error}.") from None
+        with path.open("rb") as file:
+            mode, data = os.fstat(file.fileno()).st_mode, file.read(1 << 20)
+    except OSError as error:
+        raise UserError(f"The {what} {path} cannot be read: {error.strerror}.") from None
     if mode & 0o077:
-        raise UserError(f"The token file {path} can be read by others; run: chmod 600 {path}")
-    return check_token(text)
+        raise UserError(f"The {what} {path} can be read by others; run: chmod 600 {path}")
+    return data
 
 
 def check_token(token: str) -> str:

@@ -10,8 +10,10 @@ import contextlib
 import functools
 import hmac
 import logging
+import math
 import os
 import re
+import resource
 import stat
 import time
 from collections.abc import Sequence
@@ -47,6 +49,7 @@ class Gate:
         board: Board,
         bell: EventBell,
         token: str = "",
+        own_token: str = "",
         reconnect: float = RECONNECT_S,
         silence: float = SILENCE_S,
         handshake: float = HANDSHAKE_S,
@@ -55,12 +58,13 @@ class Gate:
             door.check(token)
         self.seats, self.doors = list(seats), list(doors)
         self.reconnect, self.silence, self.handshake = reconnect, silence, handshake
-        self._token, self._board, self._bell = token, board, bell
+        self._token, self._own_token, self._board, self._bell = token, own_token, board, bell
         self._streams: list[ActorStream] = []  # all that are open; one without a seat has not said hello
         self._values: dict[int, tuple[int, bytes]] = {}  # cell -> its newest value, packed for sending
         self._reports: dict[str, dict[str, float]] = {}  # seat -> metrics
-        self.frames_in = self.frames_out = self.bytes_in = self.bytes_out = self.refused = self.reconnects = 0
-        self._logged_at = 0.0  # when a refusal was logged last
+        self.frames_in = self.frames_out = self.bytes_in = self.bytes_out = self.refused = 0
+        self.duplicates = self.reconnects = 0
+        self._logged_at: dict[str, float] = {}  # who was refused -> when that was logged last
         self._spins = 0
         self._stepped_at = time.monotonic()
         self.flags = 0
@@ -74,9 +78,9 @@ class Gate:
             ("grpc.max_receive_message_length", max(64 << 10, wire.JSON_BYTES, largest) + wire.HEADER.size),
             ("grpc.max_send_message_length", wire.MAX_BYTES),
             ("grpc.server_handshake_timeout_ms", int(1000 * handshake)),
-            ("grpc.max_connection_idle_ms", 30_000),  # without a stream
+            ("grpc.max_connection_idle_ms", int(1000 * handshake)),  # without a stream
             ("grpc.max_concurrent_streams", 2),
-            ("grpc.max_allowed_incoming_connections", 4 * len(self.seats) + 256),
+            ("grpc.max_allowed_incoming_connections", _most_connections() + 4 * len(self.seats)),
             ("grpc.so_reuseport", 0),
         ]
         self.loop = asyncio.new_event_loop()
@@ -117,7 +121,7 @@ class Gate:
                     os.unlink(door.address.removeprefix("unix:"))
 
     def metrics(self) -> dict[str, float]:
-        names = ("frames_in", "frames_out", "bytes_in", "bytes_out", "refused", "reconnects")
+        names = ("frames_in", "frames_out", "bytes_in", "bytes_out", "refused", "duplicates", "reconnects")
         totals = {f"gate_{name}": float(getattr(self, name)) for name in names}
         waiting = [len(lane.pending) for stream in self._streams for lane in stream.lanes]
         return totals | {"gate_actors": float(len(self.connected)), "gate_pending": float(sum(waiting))}
@@ -139,23 +143,23 @@ class Gate:
         if (protocol, version) != (wire.PROTOCOL, veldt.__version__):
             stream.close(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the run has veldt {veldt.__version__} (protocol {wire.PROTOCOL}), the actor has {str(version)[:32]} "
-                f"(protocol {str(protocol)[:32]}); install the same on both",
+                f"the run has veldt {veldt.__version__} (protocol {wire.PROTOCOL}), the actor has {ascii(version)[:32]} "
+                f"(protocol {ascii(protocol)[:32]}); install the same on both",
             )
             return
         valid = re.fullmatch("[0-9a-f]{32}", session) and int(session, 16) > 0
         if not valid or not isinstance(name, str) or not isinstance(again, bool):
             raise Refused("a hello without a session")
         seat = next((seat for seat in self.seats if seat.session == session), None)
-        if seat is not None:
+        if seat is not None and (stream.own or not seat.owned):
             self.reconnects += 1
         elif again:
             stream.close(grpc.StatusCode.NOT_FOUND, "the session has ended, and its seat was given to another actor")
             return
         else:
-            seat = self._find_free(name)
+            seat = self._find_free(name, stream.own)
             if seat is None:
-                wanted = f"the seat {name[:64]!r}" if name else "no seat"
+                wanted = f"the seat {name[:64]!a}" if name else "no seat"
                 why = f"{wanted} is {'not ' if name else ''}free; the run has {len(self.seats)}"
                 stream.close(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
                 return
@@ -164,10 +168,9 @@ class Gate:
 
     def refuse(self, stream: ActorStream, why: str) -> None:
         self.refused += 1
-        now = time.monotonic()
-        if now - self._logged_at > 10.0:  # a faulty actor must not fill the log
-            self._logged_at = now
-            who = "an actor" if stream.seat is None else stream.seat.name
+        now, who = time.monotonic(), "an actor" if stream.seat is None else stream.seat.name
+        if now - self._logged_at.get(who, -math.inf) > 10.0:  # a faulty actor must not fill the log
+            self._logged_at[who] = now
             log.warning("gate: refused %s: %s (%d refused so far)", who, why, self.refused)
 
     def fail(self, error: BaseException) -> None:
@@ -213,9 +216,12 @@ class Gate:
 
     # Seats.
 
-    def _find_free(self, name: str) -> Seat | None:
+    def _find_free(self, name: str, own: bool) -> Seat | None:
+        """The seats of the run's own processes are for them alone."""
         now, taken = time.monotonic(), [stream.seat for stream in self._streams]
         for seat in self.seats:
+            if seat.owned and not own:
+                continue
             free = seat not in taken and (not seat.session or now - seat.lost_at > self.reconnect)
             if (seat.name == name and (free or seat.owned)) or (not name and free and not seat.owned):
                 return seat
@@ -248,7 +254,7 @@ class Gate:
 
     async def _start(self) -> None:
         for door in self.doors:
-            serve = functools.partial(self._serve, "" if is_unix(door.address) else self._token)
+            serve = functools.partial(self._serve, is_unix(door.address))
             handler = grpc.stream_stream_rpc_method_handler(serve)
             server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=2 * len(self.seats) + 64)
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -269,10 +275,13 @@ class Gate:
             host = door.address.rpartition(":")[0]
             self.addresses.append(door.address if is_unix(door.address) else f"{host}:{port}")
 
-    async def _serve(self, token: str, _: Any, context: Any) -> None:
-        if token and not _is_authorized(context.invocation_metadata(), token):
+    async def _serve(self, private: bool, _: Any, context: Any) -> None:
+        """`private`: only processes of this user reach the door, which need no token."""
+        metadata = context.invocation_metadata()
+        own = private or _is_authorized(metadata, self._own_token)
+        if not own and not _is_authorized(metadata, self._token):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is wrong or missing")
-        stream = ActorStream(self, context)
+        stream = ActorStream(self, context, own)
         self._streams.append(stream)
         try:
             await stream.run()
@@ -296,11 +305,19 @@ class Gate:
 
 
 def _is_authorized(metadata: Any, token: str) -> bool:
-    """Whether the request has the token; compared in constant time."""
+    """Whether the request has the token; compared in constant time. Nobody has an empty one."""
     given = [value for key, value in metadata or () if key == "authorization"]
-    if len(given) != 1 or not isinstance(given[0], str):
+    if not token or len(given) != 1 or not isinstance(given[0], str):
         return False
     return hmac.compare_digest(given[0].encode(), f"Bearer {token}".encode())
+
+
+def _most_connections() -> int:
+    """That may be open at a time, of anybody: half of the files that this process may open, after it has raised that."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 def _clear_socket(path: Path) -> None:

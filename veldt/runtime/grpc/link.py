@@ -147,8 +147,9 @@ class Link:
                     raise
             except grpc.aio.AioRpcError as error:
                 self._failed(error.code(), error.details() or "")
-            except Refused as error:
-                self._why = f"it sent an invalid frame ({error})"
+            except Refused as error:  # it would send the same again
+                why = connection.printable(str(error))
+                self._error = LinkLost(f"The run at {self.address} sent an invalid frame: {why}.")
             except Exception as error:
                 self._error = error
             self._stream = None
@@ -162,7 +163,7 @@ class Link:
             pause = min(1.0, 2 * pause)
 
     def _failed(self, code: grpc.StatusCode, details: str) -> None:
-        self._why = details[:500] or code.name
+        self._why = connection.printable(details) or code.name
         if code.name in _REFUSED:
             self._error = UserError(f"The run at {self.address} refuses this actor: {self._why}")
         elif code.name in _FINAL:

@@ -10,14 +10,16 @@ from typing import Any
 
 from veldt.counters import NAMES
 from veldt.records.tree import Array
+from veldt.runtime.grpc.guard import Allowance, Guard
 from veldt.runtime.grpc.wire import ACK, DATA, STATUS, Formats, Frame, Refused, frame
 from veldt.runtime.local.board import Board, SharedRows
 from veldt.runtime.local.plan import Channel, Plan, call_rings
 from veldt.runtime.shm.memory import Bell, Bytes, Format, Latest, SharedMemory
 from veldt.runtime.shm.ring import Reader, Writer
 
-RECORD = 3 + len(NAMES)  # words of a seat's record: session (two), incarnation, counts when it was claimed
-INCARNATION, BASE = 2, 3
+# Words of a seat's record: session (two), incarnation, env steps in messages of this session, counts when it was claimed.
+RECORD = 4 + len(NAMES)
+INCARNATION, STEPS, BASE = 2, 3, 4
 
 
 class EventBell(Bell):
@@ -57,8 +59,9 @@ class Lane:
         reader: Reader | None = None,
         answers: Sequence[Format] = (),
         finite: bool = True,  # floats must be finite
+        guard: Guard | None = None,  # of an actor that the run did not start
     ) -> None:
-        self.name, self.channel, self.writer, self.reader = name, channel, writer, reader
+        self.name, self.channel, self.writer, self.reader, self._guard = name, channel, writer, reader, guard
         self.window = writer.max_slots  # messages that may be unacknowledged
         self.formats, self.answers = Formats(formats, finite), Formats(answers)
         self.restart()
@@ -80,18 +83,24 @@ class Lane:
             "tail": self.sent,
         }
 
-    def take(self, received: Frame) -> bool:
-        """Takes a message; whether it was new. A duplicate is acknowledged again."""
+    def take(self, received: Frame) -> int | None:
+        """Takes a message; the env steps that it brings. None: it is a duplicate, which is acknowledged again.
+
+        The number of a message is that of the ring: what an actor says it is must agree.
+        """
         expected = self.writer.written + len(self.pending)
         if received.number < expected:
+            if expected - received.number > 2 * self.window:
+                raise Refused("a message is older than those that may come twice")
             self.acked = min(self.acked, expected - 1)
-            return False
+            return None
         if received.number > expected or len(self.pending) >= self.window:
             raise Refused("a message is missing" if received.number > expected else "more messages than the window allows")
-        message = self.formats.check(received)
+        format_, payload = message = self.formats.check(received)
+        steps = 0 if self._guard is None else self._guard.check(received.format, format_.views(payload), expected)
         if self.pending or not self.writer.put_bytes(*message):
             self.pending.append(message)
-        return True
+        return steps
 
     def push(self) -> bool:
         """Moves pending messages to the ring; whether any was moved."""
@@ -147,6 +156,7 @@ class Seat:
     assignment: dict[str, Any]  # what the actor has to build
     owned: bool = True  # by a process of the run, whose newest incarnation replaces any earlier one
     lost_at: float = field(default_factory=time.monotonic)  # when its stream broke; at first, when the gate started
+    allowance: Allowance | None = None  # of an actor that the run did not start
 
     @property
     def session(self) -> str:
@@ -157,15 +167,22 @@ class Seat:
         """Gives the seat to a new session. A gate that is killed in here leaves the seat free."""
         self.release()
         self.record[BASE:] = self.row[: len(NAMES)]
+        self.record[STEPS] = 0
         self.record[INCARNATION] += 1
         self.record[:2] = memoryview(bytes.fromhex(session)).cast("q")
 
     def release(self) -> None:
         self.record[0] = self.record[1] = 0
 
-    def set_counts(self, counts: list[int]) -> None:
+    def take_report(self, counts: list[int], metrics: dict[str, float]) -> dict[str, float]:
+        """Sets the counts of the actor's session; returns the metrics that are to be logged."""
+        if self.allowance is not None:
+            before = [self.row[i] - self.record[BASE + i] for i in range(len(NAMES))]
+            self.allowance.check_counts(counts, before, self.record[STEPS])
+            metrics = self.allowance.check_metrics(metrics)
         for i, n in enumerate(counts):
             self.row[i] = self.record[BASE + i] + n
+        return metrics
 
     def status(self, flags: int) -> bytes:
         totals: list[int] = self.counts[:, : len(NAMES)].sum(axis=0).tolist()
@@ -187,15 +204,23 @@ def make_seats(
         for channel in plan.channels:
             if channel.process != name:
                 continue
-            stream, requests, replies = ([Format.of(tree) for tree in trees] for trees in gate.messages[channel.node])
+            messages, limits = gate.messages[channel.node], gate.limits.get(name)
+            stream, requests, replies = ([Format.of(one.example) for one in kinds] for kinds in messages)
+            guards = [None if limits is None else Guard(kinds, limits.keys) for kinds in messages]
             if stream:
-                lanes.append(Lane(f"{channel.node} stream", len(lanes), stream_writer(channel), stream, finite=False))
+                finite = limits is not None  # the run's own may have overflowed: its learner says so
+                writer = stream_writer(channel)
+                lanes.append(Lane(f"{channel.node} stream", len(lanes), writer, stream, finite=finite, guard=guards[0]))
             if requests:
                 writer, reader = call_writer(channel), Reader(descriptors[call_rings(channel)[1]])
-                lanes.append(Lane(f"{channel.node} calls", len(lanes), writer, requests, reader, replies))
+                lane = Lane(f"{channel.node} calls", len(lanes), writer, requests, reader, replies, guard=guards[1])
+                lanes.append(lane)
         rows = SharedRows(descriptors[gate.rows[name]], board, plan.row(name))
         mine = {cell: cells[cell] for cell in gate.cells[name]}
         record = records.words(8 * RECORD * i, RECORD)
         assignment = gate.assignments.get(name, {})
-        seats.append(Seat(name, lanes, mine, record, rows.table, rows.row, assignment, owned=name in plan.processes))
+        seat = Seat(name, lanes, mine, record, rows.table, rows.row, assignment, owned=name in plan.processes)
+        if name in gate.limits:
+            seat.allowance = Allowance(gate.limits[name].ahead, gate.metrics)
+        seats.append(seat)
     return seats

@@ -1,9 +1,10 @@
 """Session: the protocol's state at the actor: its mailboxes, cells and rows. The stream and the loop are the link's."""
 
 import secrets
+import struct
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import veldt
@@ -14,12 +15,15 @@ from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, LinkLost
 from veldt.runtime.grpc.wire import DATA, HOLD, PART, QUIT, STATUS, STOPPING, Formats, Frame, Refused, frame
 from veldt.runtime.proxies import CallerEnds
+from veldt.runtime.shm.memory import Format
 from veldt.shared import Cell
 
 if TYPE_CHECKING:
     from veldt.runtime.grpc.link import Link
 
 REPORT_S = 0.1  # between two reports of counts
+MAX_WINDOW = 1 << 16  # messages that may be unacknowledged
+MAX_COUNT = 1 << 53
 
 
 class Mailbox:
@@ -29,6 +33,8 @@ class Mailbox:
     def __init__(self, session: "Session", channel: int, port: dict[str, Any]) -> None:
         """`port` is the description of the lane in the run's welcome."""
         self._session, self._channel, self._window = session, channel, int(port["window"])
+        if not 0 < self._window <= MAX_WINDOW or min(int(port["written"]), int(port["tail"])) < 0:
+            raise Refused("a channel with an invalid window")
         self._formats = Formats(wire.parse_formats(port["formats"]))
         self.kept: deque[bytes] = deque()  # frames that the run has not acknowledged
         self._base = int(port["written"])  # the number of the first of them
@@ -36,8 +42,17 @@ class Mailbox:
         self.answer_formats = Formats(wire.parse_formats(port["answers"] or []), finite=False)
         self._answers: deque[Tree] = deque()
         self._next = self._acked = int(port["tail"])  # numbers of the next answer, and of the next to acknowledge
+        self.check: Callable[[Tree], str] | None = None  # of answers: why one is refused
 
     # For the actor.
+
+    def expect(self, messages: Sequence[Tree], answers: Sequence[Tree]) -> None:
+        """Raises a UserError unless the run takes these messages and sends these answers, and no others."""
+        for message in messages:
+            self._formats.pack(message)
+        ours = [[Format.of(tree).columns for tree in trees] for trees in (messages, answers)]
+        if [self._formats.described, self.answer_formats.described] != ours:
+            raise UserError("The run has other messages than this actor; install the same version of Veldt on both.")
 
     @property
     def written(self) -> int:
@@ -71,7 +86,12 @@ class Mailbox:
             return False  # a duplicate, from an earlier stream
         if received.number > self._next:
             raise Refused("an answer is missing")
-        self._answers.append(self.answer_formats.unpack(received))
+        answer = self.answer_formats.unpack(received)
+        if len(self._answers) >= self._window:
+            raise Refused("more answers than questions")
+        if self.check is not None and (why := self.check(answer)):
+            raise Refused(why)
+        self._answers.append(answer)
         self._next += 1
         if self.ack_due(half=True):
             self._session.wake()
@@ -116,6 +136,7 @@ class LinkCell:
         self._have: int | None = None  # the version of the actor, which wants a newer one
         self._asked = False  # over this stream
         self._parts, self._tag = bytearray(), 0
+        self.check: Callable[[Tree], str] | None = None  # of values: why one is refused
 
     def read(self, have: int) -> tuple[int, Tree] | None:
         value = self._value
@@ -149,10 +170,15 @@ class LinkCell:
             self._parts, self._tag = bytearray(), received.number
         if offset != len(self._parts) or received.number != self._tag or offset + len(part) > total:
             raise Refused("a part of a value is missing")
+        if total > wire.MAX_BYTES:
+            raise Refused(f"a value of {total} bytes")
         self._parts += part
         if len(self._parts) < total:
             return False
-        self._value, self._parts, self._have = (self._tag, wire.unpack_value(self._parts)), bytearray(), None
+        value = wire.unpack_value(self._parts)
+        if self.check is not None and (why := self.check(value)):
+            raise Refused(why)
+        self._value, self._parts, self._have = (self._tag, value), bytearray(), None
         return True
 
 
@@ -218,8 +244,8 @@ class Session:
                 self._resume(welcome)
             self._reported, self._reported_at = [0] * len(NAMES), 0.0  # the counts are sent again
             self._set_status(STATUS.pack(*map(int, welcome["status"])))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise Refused(f"no welcome: {error!r}") from None
+        except (LookupError, TypeError, ValueError, OverflowError, AttributeError, struct.error) as error:
+            raise Refused(f"no welcome: {repr(error)[:200]}") from None
         self.welcome = self.welcome or welcome
         self.sent_at = time.monotonic()
 
@@ -246,7 +272,10 @@ class Session:
         if len(payload) != STATUS.size:
             raise Refused("a status has the wrong size")
         before = self.flags
-        self.flags, *counts = STATUS.unpack(payload)
+        flags, *counts = STATUS.unpack(payload)
+        if min(counts) < 0 or max(counts) > MAX_COUNT:
+            raise Refused("a status with invalid counts")
+        self.flags = flags
         self.stopping, self.hold, self.quit = (bool(self.flags & flag) for flag in (STOPPING, HOLD, QUIT))
         self.rows.run, self.rows.counted = counts[: len(NAMES)], counts[len(NAMES) :]
         return self.flags != before

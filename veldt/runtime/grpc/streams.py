@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, grpc
-from veldt.runtime.grpc.seats import Lane, Seat
+from veldt.runtime.grpc.seats import STEPS, Lane, Seat
 from veldt.runtime.grpc.wire import Frame, Refused, frame
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ STATUS_S = 0.25  # between two reports of the run's counts
 
 
 class ActorStream:
-    def __init__(self, gate: "Gate", context: Any) -> None:
-        self.gate, self.context = gate, context
+    def __init__(self, gate: "Gate", context: Any, own: bool) -> None:
+        """`own`: it comes from a process of the run."""
+        self.gate, self.context, self.own = gate, context, own
         self.seat: Seat | None = None
         self.wants: dict[int, int] = {}  # cell -> the version that the actor has
         self.sending: dict[int, Iterator[bytes]] = {}  # cell -> frames with its value
@@ -86,9 +87,13 @@ class ActorStream:
             if received.channel >= len(self.seat.lanes):
                 raise Refused("a message has an unknown channel")
             lane = self.seat.lanes[received.channel]
-            new = kind == wire.DATA and lane.take(received)
+            steps = lane.take(received) if kind == wire.DATA else None
             lane.acknowledged(received.ack)
-            if new and lane.reader is not None:
+            if steps is not None:
+                self.seat.record[STEPS] += steps
+            elif kind == wire.DATA:
+                self.gate.duplicates += 1
+            if steps is not None and lane.reader is not None:
                 self.gate.spin()
             elif lane.ack_due(half=True):
                 self.wake()
@@ -99,8 +104,7 @@ class ActorStream:
             self._poll_values(self.seat)
         elif kind == wire.REPORT:
             counts, metrics = wire.load_report(received.payload)
-            self.seat.set_counts(counts)
-            self.gate.add_report(self.seat, metrics)
+            self.gate.add_report(self.seat, self.seat.take_report(counts, metrics))
         elif kind == wire.LEAVE:
             self.left = True
             self.close()

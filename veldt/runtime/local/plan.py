@@ -7,8 +7,9 @@ unpickled.
 import copy
 import functools
 import os
+import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ import gymnasium as gym
 from veldt import callables
 from veldt.counters import Counters
 from veldt.errors import UserError
-from veldt.ports import LATEST, Port, example_messages
+from veldt.metrics import Metric, own_metrics
+from veldt.ports import LATEST, Check, Examples, Port, example_messages
 from veldt.program import BLOCK_MEMORY, CELL, ROWS, Node, Program, Ref, walk
 from veldt.records.tree import Spec, Tree
 
@@ -33,12 +35,28 @@ class Channel(NamedTuple):
     node: str
 
 
-class Messages(NamedTuple):
-    """One message of each format that may go to a node or come back."""
+class Message(NamedTuple):
+    """A kind of message: one of its format, and what it may contain if it comes from an actor that joined."""
 
-    stream: list[Tree]
-    calls: list[Tree]
-    replies: list[Tree]
+    example: Tree
+    port: int  # index of the port among those of the node
+    numbered: bool = False  # its header has the number of the message
+    check: Check | None = None
+
+
+class Messages(NamedTuple):
+    """The messages that may go to a node or come back."""
+
+    stream: list[Message]
+    calls: list[Message]
+    replies: list[Message]
+
+
+class Limits(NamedTuple):
+    """What an actor that joined may claim."""
+
+    keys: tuple[int, ...] = ()  # the integers that identify its calls
+    ahead: int = 0  # env steps that it may have counted and not sent
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Gate:
 
     own: bool = True
     assignments: tuple[dict[str, Any], ...] = ()  # what an actor that joins has to build; one for each seat
+    limits: tuple[Limits, ...] = ()  # one for each seat
     listen: str = ""  # HOST:PORT for actors that join
     token: str = ""
     certificate: bytes = b""
@@ -64,8 +83,11 @@ class GatePlan:
     messages: dict[str, Messages]  # by node
     seats: list[str]  # processes of the run, and names for actors that may join, which come last
     assignments: dict[str, dict[str, Any]]  # by seat
+    limits: dict[str, Limits]  # by seat, of actors that may join
+    metrics: dict[str, Metric]  # by name: what actors that join may report
     cells: dict[str, list[str]]  # seat -> the cells that it may read
     rows: dict[str, str]  # seat -> the name of the rows with its counts
+    own_token: str  # by which the run's own processes are known where they connect over TCP
 
 
 @dataclass
@@ -209,21 +231,25 @@ def _with_gate(plan: Plan, gate: Gate, socket: str) -> Plan:
     if not outside:
         raise UserError("No node of this program may be elsewhere: add one with elsewhere=True, or use no gRPC.")
     joining = {f"seat/{i}": assignment for i, assignment in enumerate(gate.assignments)}
+    limits = dict(zip(joining, gate.limits, strict=True))
     seats = [*(outside if gate.own else []), *joining]
     channels = list(plan.channels)
     channels += [Channel(seat, node) for seat in joining for process, node in plan.channels if process == outside[0]]
-    messages = {node: messages_of(plan.nodes[node]) for node in {c.node for c in channels if c.process in seats}}
+    reached = {channel.node: plan.nodes[channel.node] for channel in channels if channel.process in seats}
+    messages = {name: messages_of(name, node.ports, node.examples) for name, node in reached.items()}
+    reported = own_metrics([plan.nodes[name] for name in plan.processes[outside[0]]])
     cells, rows = {}, {}
     for seat in seats:
-        reached = [channel.node for channel in channels if channel.process == seat]
+        called = [channel.node for channel in channels if channel.process == seat]
         shared = plan.needs(seat if seat in plan.processes else outside[0])
         cells[seat] = [f"cell {name}" for name in shared if plan.nodes[name].has(CELL)]
-        cells[seat] += [f"cell {n}.{p.name}" for n in reached for p in plan.ports[n].values() if p.kind == LATEST]
+        cells[seat] += [f"cell {n}.{p.name}" for n in called for p in plan.ports[n].values() if p.kind == LATEST]
         counted = [name for name in shared if issubclass(plan.nodes[name].node_class, Counters)]
         if len(counted) != 1:
             raise UserError(f"{seat} is reached over gRPC and needs one node of Counters; it has {len(counted)}.")
         rows[seat] = f"rows {counted[0]}"
-    planned = GatePlan(gate, socket, messages, seats, joining, cells, rows)
+    token = secrets.token_hex(32)
+    planned = GatePlan(gate, socket, messages, seats, joining, limits, reported, cells, rows, token)
     return replace(plan, channels=channels, gate=planned)
 
 
@@ -243,21 +269,24 @@ def _channels(nodes: dict[str, Node], processes: dict[str, list[str]], shared: l
     return list(channels)
 
 
-def messages_of(node: Node) -> Messages:
+def messages_of(node: str, ports: Mapping[str, Port], examples: Mapping[str, Examples]) -> Messages:
     """The formats of a node's messages, from its examples. A port whose shapes are unknown cannot be used over gRPC."""
     found, unknown = Messages([], [], []), ""
-    for port in node.ports.values():
+    for index, port in enumerate(ports.values()):
         if port.kind == LATEST:
             continue
+        given = examples.get(port.name)
         try:
-            there, back = example_messages(port, node.examples.get(port.name))
+            there, back = example_messages(port, given, index)
         except TypeError as error:
             unknown = str(error)
             continue
-        (found.calls if port.with_calls else found.stream).extend(there)
-        found.replies.extend(back)
+        check = None if given is None else given.check
+        kinds = [Message(example, index, port.with_calls, check) for example in there]
+        (found.calls if port.with_calls else found.stream).extend(kinds)
+        found.replies.extend(Message(example, index) for example in back)
     if unknown and not (found.stream or found.calls):
-        raise UserError(f"{node.name} cannot be reached over gRPC: {unknown}.")
+        raise UserError(f"{node} cannot be reached over gRPC: {unknown}.")
     return found
 
 

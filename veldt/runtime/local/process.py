@@ -116,6 +116,7 @@ class Process:
         self.waited = 0.0
         self.since, self.cpu = time.perf_counter(), time.process_time()
         self.unsent: dict[str, float] = {}
+        self._too_long = False  # a report of metrics was dropped
         if state is not None:
             self.host.load_state(read_state(state))
         self._report({"ready": name})
@@ -251,7 +252,7 @@ class Process:
         from veldt.runtime.grpc.link import Link
 
         address = plan.gate.listen if plan.gate.own_listen else f"unix:{plan.socket}"
-        link = Link(address, plan.gate.token, seat=self.name, compress=plan.gate.compress)
+        link = Link(address, plan.own_token, seat=self.name, compress=plan.gate.compress)
         link.connect()
         return link
 
@@ -264,7 +265,7 @@ class Process:
         if gate.listen:
             doors.append(Door(gate.listen, gate.certificate, gate.key))
         seats = make_seats(self.plan, self.board, self.descriptors, self._stream_writer, self._call_writer)
-        made = Gate(seats, doors, self.board, self._gate_bell(), gate.token)
+        made = Gate(seats, doors, self.board, self._gate_bell(), gate.token, plan.own_token)
         made.start()
         for address in made.addresses[1:]:
             log.info("listening on %s", address)
@@ -313,6 +314,11 @@ class Process:
     def _report(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
         """False: the supervisor's socket is full, and metrics are not sent; other messages wait for room."""
         data = json.dumps(message).encode()
+        if "metrics" in message and len(data) > MESSAGE:  # the supervisor would read a part of it
+            if not self._too_long:
+                log.warning("it reports more metrics than fit in %d bytes; such reports are dropped", MESSAGE)
+            self._too_long = True
+            return True
         try:
             socket.send_fds(self.connection, [data], fds or [])
         except BlockingIOError:
