@@ -1005,6 +1005,9 @@ def test_idle_connections_without_a_token_keep_nobody_out(make: Callable[..., Wo
     world = make(token=str(secrets_of / "token"), doors=[{"address": "127.0.0.1:0"}], owned=False, handshake=2.0)
     host, _, port = world.addresses[0].rpartition(":")
     idle = [socket.create_connection((host, int(port)), 10.0) for _ in range(400)]
+    for connection in idle:  # HTTP/2, with empty settings, and then nothing
+        with contextlib.suppress(OSError):
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
     link = world.link(world.addresses[0], token=TOKEN, seat="", patience=10.0)
     link.connect()
     for connection in idle:
