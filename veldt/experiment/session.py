@@ -18,7 +18,7 @@ from veldt import metrics
 from veldt.errors import UserError
 from veldt.experiment.checkpoint import Checkpoint, Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, check_same, exclusive
+from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive
 from veldt.experiment.observations import BadObservations, bad_fraction
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
 from veldt.experiment.settings import as_plain
@@ -118,6 +118,9 @@ class Session:
             self._save_last(nodes, whole)
         self.updates = nodes.count("learner_steps")
 
+    def _command(self, name: str) -> str:
+        return f"veldt {name} {self.path}{' --trust' if asks(self.config) else ''}"
+
     def finished(self, nodes: Nodes) -> bool:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
 
@@ -132,7 +135,7 @@ class Session:
         if not saved:
             raise UserError(
                 f"The last checkpoint could not be written (see {self.path / 'log.txt'}); free disk space, and go on from "
-                f"the one before with: veldt resume {self.path}"
+                f"the one before with: {self._command('resume')}"
             )
 
     def _save_after(self, error: BaseException, nodes: Nodes) -> None:
@@ -143,7 +146,7 @@ class Session:
         try:
             self.saving.wait()
             if self.saving.salvage(nodes, self.config.step_timeout, scheduled=False):
-                error.add_note(f"Saved at {self.saving.saved_at:,} env steps; go on with: veldt resume {self.path}")
+                error.add_note(f"Saved at {self.saving.saved_at:,} env steps; go on with: {self._command('resume')}")
         except Exception as another:
             log.error("no last checkpoint could be saved (%s)", another, exc_info=True)
 
@@ -177,16 +180,16 @@ class Session:
     def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say
         if self.interrupted:
-            say(f"Stopped at {self.saving.saved_at:,} env steps. Go on with: veldt resume {self.path}")
+            say(f"Stopped at {self.saving.saved_at:,} env steps. Go on with: {self._command('resume')}")
         elif resumed_from and self.saving.number == resumed_from:
-            more = f"veldt resume {self.path} --steps {2 * self.config.steps}"
-            say(f"This run was finished before. Evaluate with: veldt eval {self.path}; go on with: {more}")
+            more = f"{self._command('resume')} --steps {2 * self.config.steps}"
+            say(f"This run was finished before. Evaluate with: {self._command('eval')}; go on with: {more}")
         elif not self.updates and "learner" in prepared.program.nodes:
             sentence = f"The run ended without an update: {why_no_update(self.config, self.progress.latest)}."
             log.info(sentence)
-            say(f"{sentence} Nothing was learned. Go on with: veldt resume {self.path} --steps {10 * self.config.steps}")
+            say(f"{sentence} Nothing was learned. Go on with: {self._command('resume')} --steps {10 * self.config.steps}")
         else:
-            say(f"Done. Evaluate with: veldt eval {self.path}")
+            say(f"Done. Evaluate with: {self._command('eval')}")
 
     def _stop(self, number: int) -> None:
         """Called by a signal handler."""
