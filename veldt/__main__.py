@@ -75,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _sentences(error: Exception) -> str:
     """The error, and what was noted on it: in one line."""
-    return ". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())])
+    notes = getattr(error, "__notes__", ())
+    return ". ".join([str(error).rstrip("."), *notes]) if notes else str(error)
 
 
 def _traceback(error: ProcessFailed | EnvError) -> str:

@@ -20,7 +20,6 @@ from test_run import tiny
 import veldt
 from veldt.__main__ import main
 from veldt.errors import UserError
-from veldt.experiment import joined
 from veldt.experiment.run import Run
 
 ESCAPE = "\x1b]0;mine\x07"
@@ -316,10 +315,3 @@ def test_code_in_the_file_of_a_sweep_is_imported_only_if_the_user_says_so(
     assert "hostile:make (env)" in capsys.readouterr().err and not (coded.parent / "mark").exists()
     assert main(["sweep", str(file), "--dir", str(coded.parent / "runs"), "--table", "--trust"]) == 2  # nothing to show yet
     assert "There is no" in capsys.readouterr().err and (coded.parent / "mark").exists()
-
-
-@pytest.mark.parametrize(("asked", "allowed"), [("hostile:make", ""), ("hostile:make", "other:make")])
-def test_an_actor_that_joins_imports_only_the_network_that_its_user_named(asked: str, allowed: str) -> None:
-    told = {"env": "CartPole-v1", "inference": "local", "config": {"algorithm": {"network_from": asked}}}
-    with pytest.raises(UserError, match=f"allow it with --network {asked}"):
-        joined.live(None, told, "", lambda: True, allowed)  # type: ignore[arg-type]

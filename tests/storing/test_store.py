@@ -612,6 +612,7 @@ def test_metrics_count_what_happened():
         "store_sampled": 5,
         "store_evicted": 2,
         "store_stale": 1,
+        "store_duplicates": 0,
     }
 
 

@@ -337,7 +337,7 @@ class Mixed(Choices):
 
 @pytest.mark.learning
 def test_cartpole_is_solved_in_processes(tmp_path: Path) -> None:
-    run = veldt.train("impala", run=tmp_path / "r", quiet=True)
+    run = veldt.train("impala", run=tmp_path / "r", quiet=True, steps=200_000)
     assert run.evaluate(20).mean_return >= 475
     manifest = json.loads((run.path / "checkpoints" / "latest" / "manifest.json").read_text().splitlines()[0])
     counts = manifest["nodes"]["store"]["counts"]

@@ -165,17 +165,17 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "slow environments": (sleepy, {"steps": 2_000}, ["learner waits", "in environments", "add --actors"]),
     "slow learner": (
         quick,
-        LARGE | {"steps": 4_000, "learner.batch": 256, "store.samples_per_insert": 32.0},
+        LARGE | {"steps": 1_600, "learner.batch": 256, "store.samples_per_insert": 32.0},
         ["learner is the bottleneck", "the actors wait"],
     ),
     "tiny queue": (
         quick,
-        {"steps": 60_000, "queue": 2, "envs_per_actor": 16, "learner.batch": 4096, "store.samples_per_insert": 0.0},
+        {"steps": 30_000, "queue": 2, "envs_per_actor": 16, "learner.batch": 4096, "store.samples_per_insert": 0.0},
         ["queue to the store is the bottleneck", "raise --queue (now 2)"],
     ),
     "slow network of the actors": (
         quick,
-        LARGE | {"steps": 14_000, "envs_per_actor": 1, "store.samples_per_insert": 0.5},
+        LARGE | {"steps": 8_000, "envs_per_actor": 1, "store.samples_per_insert": 0.5},
         ["learner waits", "in their network"],
     ),
 }
@@ -202,7 +202,7 @@ def test_a_built_in_bottleneck_is_named(case: str, tmp_path: Path) -> None:
 
 def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
     run = veldt.train(
-        "apex-dqn", env="CartPole-v1", run=tmp_path / "r", quiet=True, **COMMON | {"steps": 40_000, "log.every": 0.1}
+        "apex-dqn", env="CartPole-v1", run=tmp_path / "r", quiet=True, **COMMON | {"steps": 20_000, "log.every": 0.1}
     )
     check_lines(run.metrics)
     # Lines are more frequent than reports: a rate must cover all lines since the last report.
@@ -227,8 +227,8 @@ def test_a_line_has_every_link_of_the_chain(tmp_path: Path) -> None:
 def test_a_balanced_run_and_a_resumed_run_have_no_bottleneck(tmp_path: Path) -> None:
     """The store is filled before the first update, and everything pauses while a checkpoint is loaded."""
     settings = COMMON | {"store.samples_per_insert": 0.5, "store.min_size": 2_000, "log.every": 0.3}
-    veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 15_000})
-    run = veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 60_000})
+    veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 10_000})
+    run = veldt.train("apex-dqn", env=quick, run=tmp_path / "r", quiet=True, **settings | {"steps": 35_000})
     check_lines(run.metrics)
     told = [line["bottleneck"] for line in run.metrics if "bottleneck" in line]
     assert told and not any("learner is the bottleneck" in sentence for sentence in told), told
