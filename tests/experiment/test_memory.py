@@ -90,7 +90,9 @@ def test_learning_takes_what_was_planned(measured: dict[str, tuple[int, int]], c
     planned, taken = measured[case]
     print(f"{case}: {planned / 1e6:.0f} MB planned, {taken / 1e6:.0f} MB taken")
     assert taken > 150e6, "the case is large enough to tell"
-    assert taken / 1.5 < planned < 1.5 * taken
+    assert (
+        taken / 1.3 < planned < 1.7 * taken
+    )  # too little ends in the kernel's killer; r2d2's short windows are overestimated
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, recipe: str, env: str, activations: int, **settings: Any) -> int:
