@@ -165,7 +165,7 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "slow environments": (sleepy, {"steps": 2_000}, ["learner waits", "in environments", "add --actors"]),
     "slow learner": (
         quick,
-        LARGE | {"steps": 1_600, "learner.batch": 256, "store.samples_per_insert": 32.0},
+        LARGE | {"steps": 4_000, "learner.batch": 256, "store.samples_per_insert": 32.0},
         ["learner is the bottleneck", "the actors wait"],
     ),
     "tiny queue": (
