@@ -148,7 +148,7 @@ def test_networks_grow_with_the_width() -> None:
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:
-    with pytest.raises(UserError, match="device 'tpu' is not here"):
+    with pytest.raises(UserError, match="device 'tpu' is not available"):
         InferenceBench(device="tpu").run()
 
 

@@ -18,6 +18,7 @@ from veldt.acting import policy as inference
 from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
+from veldt.algorithms.r2d2 import R2D2
 from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.counters import Counters
 from veldt.experiment import recipes
@@ -34,6 +35,7 @@ ALGORITHMS: dict[str, tuple[Any, EnvSpec]] = {
     "dqn": (DQN(hidden=(16,)), ENV),
     "dqn, history 4": (DQN(hidden=(16,), history=4), ENV),
     "dqn, frames": (DQN(hidden=(16,), history=4, convnet="mlp"), PIXELS),
+    "r2d2": (R2D2(hidden=(16,), lstm=8, head=0), ENV),
     "vtrace": (VTraceActorCritic(hidden=(16,)), ENV),
     "vtrace, lstm": (VTraceActorCritic(hidden=(16,), lstm=8), ENV),
     "vtrace, lstm, history 3": (VTraceActorCritic(hidden=(16,), lstm=8, history=3), ENV),
@@ -120,6 +122,66 @@ def test_groups_together_are_answered_as_each_alone(kind: str, batches: list[lis
             assert want is not None and want.keys() == out.keys()
             for name in want:
                 np.testing.assert_allclose(out[name], want[name], rtol=1e-4, atol=1e-5, err_msg=f"{name} of {group}")
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+@settings(max_examples=examples(15), deadline=None)
+@given(
+    batches=st.lists(st.permutations(range(5)).flatmap(lambda p: st.integers(1, 5).map(lambda k: p[:k])), max_size=12),
+    begins=st.sets(st.tuples(st.integers(0, 11), st.integers(0, 4))),
+)
+def test_passes_of_a_few_sizes_answer_as_those_of_any_size(
+    kind: str, batches: list[list[int]], begins: set[tuple[int, int]]
+) -> None:
+    """What a GPU captures: batches are filled up with environments that do not exist, and the same numbers decide."""
+    explore = np.linspace(0, 1, 5 * N)
+    plain, padded = (batched(kind, 5, explore, wait=0.0) for _ in range(2))
+    padded.vector.copy_(plain.vector)
+    padded.use_graphs()
+    assert padded.graphs is not None
+    rng = np.random.default_rng(0)
+    for number, groups in enumerate(batches):
+        for group in range(5):
+            if (number, group) in begins:
+                plain.reset(group), padded.reset(group)
+        for group in groups:
+            step = random_step(ALGORITHMS[kind][1], rng)
+            assert plain.send(group, step) and padded.send(group, step)
+        want, found = answers(plain, groups), answers(padded, groups)
+        for group in groups:
+            assert want[group].keys() == found[group].keys()
+            for name, x in want[group].items():
+                assert found[group][name].dtype == x.dtype
+                np.testing.assert_allclose(found[group][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert set(padded.graphs._passes) <= {8, 15, 16}
+
+
+def test_an_algorithm_that_acts_in_one_piece_has_no_graphs() -> None:
+    class Whole(DQN):
+        def act(self, *args: Any) -> Any:
+            return super().act(*args)
+
+    policy = batched()
+    policy.algorithm = Whole(hidden=(16,))
+    policy.use_graphs()
+    assert policy.graphs is None
+
+
+def test_a_forward_pass_that_fails_as_a_graph_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
+    policy, plain = batched("vtrace, lstm, history 3", wait=0.0), batched("vtrace, lstm, history 3", wait=0.0)
+    plain.vector.copy_(policy.vector)
+    policy.use_graphs()
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        step = random_step(ENV, rng)
+        policy.send(1, step), plain.send(1, step)
+        if number == 2:
+            assert policy.graphs is not None
+            policy.graphs.algorithm = None  # type: ignore[assignment]
+        one, other = answers(policy, [1])[1], answers(plain, [1])[1]
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-5)
+    assert policy.graphs is None and caplog.text.count("no CUDA graph") == 1
 
 
 def test_a_group_that_begins_anew_has_no_past() -> None:

@@ -137,6 +137,38 @@ def test_target_and_priorities_from_their_definition(n: int) -> None:
     assert loss.losses["critic."].item() == pytest.approx(weighted, rel=1e-4)
 
 
+def test_twin_critics_learn_what_the_more_careful_of_them_expects() -> None:
+    """One step of reward: y = r + gamma * the smaller of both values; each critic has its own error, added up."""
+    dpg = DPG(gamma=0.9, twin=True, **SMALL)
+    store, net, schema = rig(dpg)
+    target = copy.deepcopy(net)
+    with torch.no_grad():
+        for p in target.parameters():
+            p.add_(torch.randn_like(p))
+        for critic in target.critic:  # type: ignore[union-attr]
+            critic.output.bias.zero_()
+    batch = windows(store, schema)
+    loss = dpg.loss(net, target, batch)
+    first, second = net.critic  # type: ignore[misc]
+    squares, smaller = [], []
+    for reward, discount, obs, action in zip(
+        *(batch.host[name] for name in ("reward", "discount", "obs", "action")), strict=True
+    ):
+        x_0, x_1 = (torch.from_numpy(obs[k : k + 1]) for k in (0, 1))
+        with torch.no_grad():
+            values = [q(torch.cat((x_1, target.pi(x_1)), 1)).item() for q in target.critic]  # type: ignore[union-attr]
+            y = reward[1] + 0.9 * discount[1] * min(values)
+            own = torch.cat((x_0, unit(net, action[:1])), 1)
+            squares.append((y - first(own).item()) ** 2 + (y - second(own).item()) ** 2)
+        smaller.append(values[0] < values[1])
+    assert 0.05 < np.mean(smaller) < 0.95, "each is the smaller one somewhere"
+    weighted = 0.5 * (batch.weights.numpy() * squares).mean()
+    assert loss.losses["critic."].item() == pytest.approx(weighted, rel=1e-4)
+    assert all(x.grad is None for x in net.parameters())
+    loss.losses["critic."].backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for critic in (first, second) for p in critic.parameters())
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 def test_the_actor_ascends_the_critic_with_each_part_of_its_slope_clipped(clip: float) -> None:
     """By definition: the mean over the batch of clip(dq/da) dpi/dphi, worked out one window and one action at a time."""

@@ -15,7 +15,7 @@ from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.learning import optim, params
-from veldt.learning.learner import BAD_IN_A_ROW, Feed, Learner, LearnerConfig
+from veldt.learning.learner import BAD_IN_A_ROW, Learner, LearnerConfig
 from veldt.learning.optim import Flat, Owned
 from veldt.learning.params import Weights
 from veldt.records.tree import Array
@@ -381,44 +381,18 @@ def test_the_target_is_in_eval_mode() -> None:
     assert one.net.training and not any(module.training for module in one.target.modules())
 
 
-# Looking ahead, as with a GPU
+# Batches that are drawn early, as with a GPU
 
 
-def params_of(net: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
-
-
-class Peeking(DQN):
-    """Its loss checks that what was computed ahead used the same target network."""
-
-    seen: list[bool]
-
-    def ahead(self, target: nn.Module, batch: Batch) -> tuple[Array, torch.Tensor]:
-        return batch.host["reward"], params_of(target)
-
-    def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        self.seen.append(batch.ahead is not None)
-        if batch.ahead is not None:
-            reward, weights = batch.ahead
-            assert reward is batch.host["reward"] and torch.equal(weights, params_of(target))
-        return super().loss(net, target, batch)
-
-
-def looking_ahead(of: Learner) -> Learner:
-    of.feed = Feed(of.store, of.algorithm, of.config.batch, of.config.prefetch, of.device, ahead=True)
+def drawing_early(of: Learner) -> Learner:
+    of.feed.early = True
     return of
 
 
-def peeking() -> Peeking:
-    algorithm = Peeking(hidden=(16,))
-    object.__setattr__(algorithm, "seen", [])
-    return algorithm
-
-
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: int) -> None:
-    plain, algorithm, store = learner(Store(), prefetch=prefetch, target_every=4), peeking(), Store()
-    early = looking_ahead(learner(store, algorithm, prefetch=prefetch, target_every=4))
+def test_drawing_early_draws_one_batch_early_and_changes_nothing_else(prefetch: int) -> None:
+    plain, store = learner(Store(), prefetch=prefetch, target_every=4), Store()
+    early = drawing_early(learner(store, prefetch=prefetch, target_every=4))
     for step in range(1, 13):
         assert plain.step() and early.step()
         assert torch.equal(plain.vector, early.vector), step
@@ -426,13 +400,11 @@ def test_looking_ahead_draws_one_batch_early_and_changes_nothing_else(prefetch: 
     begin = ["sample", *["update"] * (prefetch - 1), "sample", "update"]  # before the last of the first draw is learned
     assert store.calls[: len(begin)] == begin
     assert store.calls.count("sample") == 12 // prefetch + 1 and store.calls.count("update") == 12
-    # Not for the first batch, nor for the first after each copy of the target.
-    assert algorithm.seen == [step % 4 != 0 for step in range(12)]
 
 
 def test_a_store_that_has_no_next_batch_is_asked_again() -> None:
     store = Store()
-    one = looking_ahead(learner(store))
+    one = drawing_early(learner(store))
     assert one.step()
     store.empty = True
     assert one.step(), "the one that was drawn early"
@@ -443,21 +415,10 @@ def test_a_store_that_has_no_next_batch_is_asked_again() -> None:
 
 
 def test_a_cut_forgets_the_batch_that_was_begun() -> None:
-    store, algorithm = Store(), peeking()
-    one = looking_ahead(learner(store, algorithm, target_every=100))
+    store = Store()
+    one = drawing_early(learner(store))
     assert one.step() and one.cut() and one.step()
-    assert [int(keys[0]) // 100 for keys, _ in store.updates] == [1, 3] and algorithm.seen == [False, False]
-
-
-def test_an_error_of_an_early_draw_is_raised_by_the_step() -> None:
-    class Broken(Store):
-        def sample(self, n: int) -> Sample | None:
-            if self.number:
-                raise OSError("the disk is gone")
-            return super().sample(n)
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        looking_ahead(learner(Broken())).step()
+    assert [int(keys[0]) // 100 for keys, _ in store.updates] == [1, 3]
 
 
 # Another updater, and the names in a checkpoint

@@ -347,7 +347,7 @@ def test_weights_of_another_network_are_refused_in_words() -> None:
     small, large = MLP(3, (4,)), MLP(3, (5,))
     restore(small, export(MLP(3, (4,))))
     for other in (export(large), {}):
-        with pytest.raises(UserError, match=r"another network: layers.0.weight"):
+        with pytest.raises(UserError, match=r"a different network: layers.0.weight"):
             restore(small, other)
 
 

@@ -30,13 +30,15 @@ def test_the_statistics_are_those_of_all_rows() -> None:
     np.testing.assert_allclose(y.std(0), 1, atol=2e-2)
 
 
-def test_old_batches_are_forgotten_in_the_long_run() -> None:
+def test_all_batches_of_a_run_weigh_the_same() -> None:
+    """So the statistics come to rest with the learning rate; a network cannot follow them when that is near 0."""
     norm = RunningNorm(1)
     for _ in range(3_000):
         norm(torch.zeros(4, 1))
     for _ in range(3_000):
         norm(torch.full((4, 1), 10.0))
-    assert norm.mean.item() == pytest.approx(10 * (1 - 0.999**3_000), rel=1e-2)  # 9.5, where a plain mean is 5
+    assert norm.mean.item() == pytest.approx(5, rel=1e-2)
+    assert norm.variance.item() == pytest.approx(25, rel=1e-2)
 
 
 def test_only_learning_changes_the_statistics() -> None:

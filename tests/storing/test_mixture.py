@@ -318,7 +318,7 @@ def test_demonstrations_of_another_size_are_refused() -> None:
         demos = Replay(SCHEMA, Prioritized(slots * S), MinSize(), slots * S, slots)
         fill(demos, THEIRS, count)
         other = Mixture(demos, 0.25, SCHEMA, Prioritized(12 * S), MinSize(1), 12 * S, 12)
-        with pytest.raises(UserError, match="The demonstrations are not those that the checkpoint was made with"):
+        with pytest.raises(UserError, match="The demonstrations differ from those of the checkpoint"):
             other.load_state(state)
 
 
@@ -422,7 +422,7 @@ def test_a_run_goes_on_with_no_other_demonstrations(tmp_path: Path) -> None:
     tiny(tmp_path / "r", "veldt/Catch-v0", **changes)
     shutil.rmtree(tmp_path / "d")
     recorded(tmp_path / "d", catch, "veldt/Catch-v0", 5)
-    with pytest.raises(UserError, match="The demonstrations are not those that the checkpoint was made with"):
+    with pytest.raises(UserError, match="The demonstrations differ from those of the checkpoint"):
         tiny(tmp_path / "r", "veldt/Catch-v0", **changes | {"steps": 700})
 
 
@@ -432,5 +432,5 @@ def test_other_demonstrations_of_the_same_lengths_are_refused(tmp_path: Path) ->
     tiny(tmp_path / "r", "veldt/Catch-v0", **changes)
     shutil.rmtree(tmp_path / "d")
     recorded(tmp_path / "d", at_random, "veldt/Catch-v0", 4, seed=9)
-    with pytest.raises(UserError, match="The demonstrations are not those that the checkpoint was made with"):
+    with pytest.raises(UserError, match="The demonstrations differ from those of the checkpoint"):
         tiny(tmp_path / "r", "veldt/Catch-v0", **changes | {"steps": 700})

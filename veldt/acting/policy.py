@@ -1,8 +1,9 @@
-"""Policies that run a network, and how much they explore: an epsilon, or the standard deviation of noise; 0 is greedy."""
+"""Policies that run a network: in the process that asks, or for many groups of environments at once."""
 
+import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 
 from veldt.acting.actor import Policy
+from veldt.acting.exploration import Explore, HeldRandom
+from veldt.acting.graphed import GraphedForward
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.learning.params import LatestParams, flatten
@@ -19,22 +22,8 @@ from veldt.records.history import History
 from veldt.records.step import EnvSpec, is_observation
 from veldt.records.tree import Array, Tree
 
+log = logging.getLogger("veldt")
 MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
-
-Explore = Callable[[int], float | Array]  # env steps of the run -> one amount for all environments, or one for each
-
-
-@dataclass(frozen=True)
-class LinearDecay:
-    """Falls linearly from `start` to `end` over `steps` env steps of the run, and stays there."""
-
-    start: float
-    end: float
-    steps: int
-
-    def __call__(self, env_steps: int) -> float:
-        fraction = min(1.0, env_steps / max(1, self.steps))
-        return self.start + fraction * (self.end - self.start)
 
 
 @dataclass(eq=False, repr=False)
@@ -45,9 +34,11 @@ class NetworkPolicy(Policy):
     env: EnvSpec
     params: LatestParams
     counters: Counters
-    explore: Explore | Array | float  # a schedule, one amount for each environment, or one for all: an evaluation
+    # An epsilon, or the deviation of noise: a schedule, one for each environment, or one for all (an evaluation); 0: greedy
+    explore: Explore | Array | float
     seed: int
     refresh: int = 1  # forward passes between two pulls; 0: it never pulls by itself, as in an evaluation
+    hold: int = 1  # steps for which an environment keeps its random numbers, at most
     device: str = "cpu"
 
     due = math.inf
@@ -86,12 +77,16 @@ class NetworkPolicy(Policy):
             self.pull()
         self.steps += 1
 
-    def act(self, rows: Tensors, before: Tensors, n: int, lanes: Array | None = None) -> tuple[Tree, Tensors]:
+    def act(
+        self, rows: Tensors, before: Tensors, n: int, held: HeldRandom | None, lanes: Array | None = None
+    ) -> tuple[Tree, Tensors]:
         """Actions of n environments and the columns recorded with them; and the next recurrent state.
 
         Rows are [n, history, ...]. `before` is the recurrent state [n, ...] before this step, which is recorded too.
         """
-        out, after = self.algorithm.act(self.net, rows, before, self._amounts(n, lanes), self.rng)
+        if held is not None:
+            held.begin(np.arange(n) if lanes is None else lanes)
+        out, after = self.algorithm.act(self.net, rows, before, self._amounts(n, lanes), held or self.rng)
         for name, tensor in before.items():
             out[name] = tensor.cpu().numpy()
         if self._records_version:
@@ -107,6 +102,9 @@ class NetworkPolicy(Policy):
         elif len(self._explored) != n:
             self._explored = np.array(np.broadcast_to(self.explore, (n,)), np.float64)
         return self._explored
+
+    def _held_for(self, n: int) -> HeldRandom | None:
+        return HeldRandom(self.rng, n, self.hold) if self.hold > 1 else None
 
     def metrics(self) -> dict[str, float]:
         """The mean amount of exploration, and by how many updates the weights lag; nothing for an evaluation."""
@@ -132,6 +130,7 @@ class LocalPolicy(NetworkPolicy):
         super().__post_init__()
         self._history: dict[int, History] = {}
         self._state: dict[int, Tensors] = {}
+        self._held: dict[int, HeldRandom | None] = {}
 
     @torch.inference_mode()
     def send(self, group: int, step: Tree) -> bool:
@@ -141,18 +140,19 @@ class LocalPolicy(NetworkPolicy):
             state = self.algorithm.state(self.env)
             self._history[group] = History(self.env, self.algorithm.window.history, n, rewards=bool(state))
             self._state[group] = {name: torch.zeros(n, *c.shape, device=self.device) for name, c in state.items()}
+            self._held[group] = self._held_for(n)
         rows = self._history[group].append(step)
         tensors = {name: torch.from_numpy(x if x.flags.writeable else x.copy()) for name, x in rows.items()}
         if self.device != "cpu":
             tensors = {name: x.to(self.device) for name, x in tensors.items()}
-        self._ready[group], self._state[group] = self.act(tensors, self._before(group, step), n)
+        before, held = self._before(group, step), self._held[group]
+        self._ready[group], self._state[group] = self.act(tensors, before, n, held)
         return True
 
     def reset(self, group: int) -> None:
         self.steps = 0  # the next pass pulls: pulls stay in step with the blocks that follow a reset
-        self._history.pop(group, None)
-        self._state.pop(group, None)
-        self._ready.pop(group, None)
+        for kept in (self._history, self._state, self._held, self._ready):
+            kept.pop(group, None)
 
     def _before(self, group: int, step: Tree) -> Tensors:
         """The recurrent state before this step: zero where an episode begins."""
@@ -180,6 +180,7 @@ class BatchedPolicy(NetworkPolicy):
     batch: int
     wait: float
     together: int = 1  # groups of one actor; their numbers are consecutive
+    graph: bool = True  # on a GPU, forward passes are CUDA graphs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,6 +192,7 @@ class BatchedPolicy(NetworkPolicy):
         self._batches = self._rows_run = 0  # since the last `metrics`
         self._slices: dict[int, Tensors] = {}  # by size of the batch
         self._lanes = lru_cache(MOST_ORDERS)(self._lanes_of)
+        self._held = self._held_for(self.groups * self.n)
         history, state, total = self.algorithm.window.history, self.algorithm.state(env), self.groups * self.n
         self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
         columns = {name: env.step[name] for name in [*self._seen, *(["first"] if state else [])]}
@@ -202,11 +204,21 @@ class BatchedPolicy(NetworkPolicy):
             self._stage = {name: x.pin_memory() for name, x in self._stage.items()}
         self._staged = [(name, x.numpy()) for name, x in self._stage.items()]
         # By environment, on the device: rows [total, history, ...], the newest last; and the recurrent state.
+        # One row more is for environments that do not exist.
         self._rows = {
-            name: torch.zeros(total, history, *x.shape[1:], dtype=x.dtype, device=device)
+            name: torch.zeros(total + 1, history, *x.shape[1:], dtype=x.dtype, device=device)
             for name, x in (self._stage.items() if history > 1 else ())
         }
-        self._states = {name: torch.zeros(total, *c.shape, device=device) for name, c in state.items()}
+        self._states = {name: torch.zeros(total + 1, *c.shape, device=device) for name, c in state.items()}
+        self.graphs: GraphedForward | None = None
+        if self.graph and device != "cpu":
+            self.use_graphs()
+
+    def use_graphs(self) -> None:
+        """From now on forward passes are graphs, if the algorithm has that part of `act` apart."""
+        if type(self.algorithm).act is Algorithm.act:
+            how = (self.algorithm, self.net, self._rows, self._states, self._stage, self._seen)
+            self.graphs = GraphedForward(*how)
 
     def send(self, group: int, step: Tree) -> bool:
         n, at = self.n, self.n * len(self.asked)
@@ -228,8 +240,12 @@ class BatchedPolicy(NetworkPolicy):
         if group in self.asked:
             self._withdraw(group)
         self._ready.pop(group, None)
-        for x in (*self._rows.values(), *self._states.values()):
-            x[group * self.n : (group + 1) * self.n] = 0
+        lanes = slice(group * self.n, (group + 1) * self.n)
+        with contextlib.nullcontext() if self.graphs is None else self.graphs.on_stream():
+            for x in (*self._rows.values(), *self._states.values()):
+                x[lanes] = 0
+        if self._held is not None:
+            self._held.reset(lanes)
 
     def _is_due(self, group: int) -> bool:
         """The first `recv` of a group is refused, so that other groups can join the batch."""
@@ -251,14 +267,12 @@ class BatchedPolicy(NetworkPolicy):
 
     @torch.inference_mode()
     def _run(self) -> None:
-        self.pull_if_due()
         asked, n, size = self.asked, self.n, self.n * len(self.asked)
-        new = self._collected(size)
-        lanes, index = self._lanes(tuple(asked))
-        before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
-        out, after = self.act(self._append(new, index), before, size, lanes)
-        for name, x in after.items():
-            self._states[name][index] = x
+        if self.graphs is None:
+            out = self._forward(size)
+        else:
+            with self.graphs.on_stream():
+                out = self._replay(self.graphs, size)
         for place, group in enumerate(asked):
             self._ready[group] = {name: x[place * n : (place + 1) * n] for name, x in out.items()}
         self._batches += 1
@@ -266,6 +280,36 @@ class BatchedPolicy(NetworkPolicy):
         self.asked, self.due = [], math.inf
         self._asks = [0] * len(self._asks)
         self._refused.clear()
+
+    def _forward(self, size: int) -> Tree:
+        self.pull_if_due()
+        new = self._collected(size)
+        lanes, index = self._lanes(tuple(self.asked))
+        before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
+        out, after = self.act(self._append(new, index), before, size, self._held, lanes)
+        for name, x in after.items():
+            self._states[name][index] = x
+        return out
+
+    def _replay(self, graphs: GraphedForward, size: int) -> Tree:
+        self.pull_if_due()
+        lanes, index = self._lanes(tuple(self.asked))
+        try:
+            found = graphs.run(index)
+        except Exception as error:
+            log.warning("inference: no CUDA graph, which is slower: %s: %s", type(error).__name__, error)
+            self.graphs = None
+            return self._forward(size)
+        if self._held is not None:
+            self._held.begin(lanes)
+        before = {name: found.pop(name) for name in self._states}
+        out = self.algorithm.decide(self.net, found, self._amounts(size, lanes), self._held or self.rng) | before
+        if before:
+            for name, x in self.algorithm.taken(self.net, out).items():
+                self._states[name].index_copy_(0, index, x)
+        if self._records_version:
+            out["version"] = np.full(size, self.version)
+        return out
 
     def _collected(self, size: int) -> Tensors:
         """The rows of the batch, on the device."""

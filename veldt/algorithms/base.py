@@ -1,9 +1,9 @@
 """The contract between a paper and the rest: an algorithm knows tensors and time, and no process, queue, file or clock."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from veldt.learning.returns import NStep, n_step
 from veldt.nets.networks import TAKEN, Recurrent, Rows
 from veldt.nets.torsos import each, on_device, torso_for, user_network
 from veldt.records.block import Schema, Window
-from veldt.records.history import check_stacked, observation, observations
+from veldt.records.history import check_stacked, observation, observation_at, observations
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Spec, Tree, spec
+from veldt.records.tree import Array, Spec, Tree, namespace, spec
+from veldt.seeds import Random
 
 Tensors = dict[str, Tensor]
 
@@ -25,27 +26,26 @@ Tensors = dict[str, Tensor]
 class Batch:
     """Sampled windows. `batch[name]` is a column [B, T, ...] on the learner's device, copied there on first use.
 
-    `host` has the same columns as NumPy arrays: small computations are faster there than on a GPU.
+    `host` has the same columns where they were sampled: NumPy arrays, with which small computations are faster than on a
+    GPU; or tensors on the GPU, if they lie there already. A loss that a CUDA graph can hold computes with either.
     """
 
-    def __init__(self, host: Tree, starts: Tree, weights: Array, device: torch.device) -> None:
+    def __init__(
+        self, host: Mapping[str, Any], starts: Mapping[str, Any], weights: Array | Tensor, device: torch.device
+    ) -> None:
         self.host, self.device = host, device
         self.weights = on_device(weights, device)  # [B]
         self._host_starts = starts
         self._moved: Tensors = {}
-        self.ahead: Any = None  # what `Algorithm.ahead` returned for this batch, or None
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._moved:
             self._moved[name] = on_device(self.host[name], self.device)
         return self._moved[name]
 
-    def move(self) -> Self:
-        """Starts copying all columns to the device."""
-        for name in self.host:
-            self[name]
-        assert self.starts is not None
-        return self
+    def move(self, names: Iterable[str] | None = None) -> "Batch":
+        """Starts copying these columns (None: all) to the device; the batch that has them as tensors."""
+        return Batch({name: self[name] for name in names or self.host}, self.starts, self.weights, self.device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.host)
@@ -69,6 +69,7 @@ class Loss(NamedTuple):
 class Algorithm(Protocol):
     """To inherit. By default it records nothing beside the action, has no recurrent state, and explores by an epsilon."""
 
+    uses_target: ClassVar[bool] = True  # whether `loss` reads the target network
     exploration: ClassVar[str] = "epsilon"  # the name of `explore` in metrics: epsilon, sigma...; empty: not reported
 
     @property
@@ -92,22 +93,37 @@ class Algorithm(Protocol):
 
     def network(self, env: EnvSpec) -> nn.Module: ...
 
-    def act(
-        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
-    ) -> tuple[Tree, Tensors]:
-        """One batched forward. Rows are [n, history, ...]; returns columns [n] with `action`, and the next state."""
+    def act(self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: Random) -> tuple[Tree, Tensors]:
+        """One batched forward. Rows are [n, history, ...]; returns columns [n] with `action`, and the next state.
+
+        It may be defined as a whole, or in three parts. Of these, central inference on a GPU captures the first.
+        """
+        out, after = self.forward(net, rows, state)
+        columns = self.decide(net, {name: x.cpu().numpy() for name, x in out.items()}, explore, rng)
+        return columns, after | self.taken(net, columns) if after else after
+
+    def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        """What the device does: all that `decide` needs, [n, ...], and the next state as far as it needs no action."""
+        raise TypeError(f"{type(self).__name__} defines neither act nor forward")
+
+    def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
+        """What the host does: columns [n] with `action`."""
+        raise TypeError(f"{type(self).__name__} defines neither act nor decide")
+
+    def taken(self, net: nn.Module, columns: Tree) -> Tensors:
+        """The part of the next state that follows from the actions, on the device of the network."""
+        return {}
 
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
         """Initial priorities [..., S] of block columns [..., R, ...] from what acting recorded; None: the largest."""
         return None
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        """The batch holds windows [B, T, ...], T = window.rows."""
+        """The batch holds windows [B, T, ...], T = window.rows.
 
-    def ahead(self, target: nn.Module, batch: Batch) -> Any:
-        """The part of the loss that does not need `net`, or None. A learner with a GPU computes it for the next batch while
-        it works on this one; `loss` finds it in `batch.ahead`, or None there if it was not computed."""
-        return None
+        A GPU learner captures it as a part of one CUDA graph, with the columns as tensors. What a graph cannot hold (values
+        that the host reads, NumPy) is found then, and the learner goes on without a graph.
+        """
 
     def diagnose(self, net: nn.Module, blocks: Callable[[], Batch | None], schema: Schema) -> dict[str, float]:
         """Metrics of whole blocks [N, R, ...] and their window starts [N, S, ...], which `blocks()` reads from the store
@@ -124,11 +140,11 @@ class Observer(Algorithm):
     history: Annotated[int, above(0)] = 1
     """Observations stacked for the network, the current one included."""
     clip_reward: Annotated[float, at_least(0)] = 0.0
-    """Rewards are clipped to [-x, x] in the loss (0: not clipped); reported returns are raw."""
+    """Clip rewards to [-x, x] in the loss (0: no clipping); reported returns are not clipped."""
     stacked: tuple[str, ...] = ()
-    """Keys of a Dict observation that history stacks (none given: all)."""
+    """Keys of a Dict observation to stack (default: all)."""
     normalize_obs: bool = False
-    """Vectors of floats are normalised by the running mean and standard deviation of what was learned from."""
+    """Normalise float vectors by the running mean and standard deviation of the observations in the training batches."""
 
     def check(self, env: EnvSpec) -> None:
         bounds.check(self, "algorithm.")
@@ -190,7 +206,7 @@ class ActionValues(Observer):
     """
 
     n: Annotated[int, above(0)] = 1
-    """Steps of reward before the bootstrap."""
+    """Number of reward steps before the bootstrap (n-step return)."""
 
     @property
     def window(self) -> Window:
@@ -227,6 +243,8 @@ class ActionValues(Observer):
         bootstrapped at row at + m, s_t."""
         at = self.history - 1
         step = self.returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
+        if namespace(step.m) is torch:
+            return self._transitions_on_device(batch, step)
         r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
         s_t = self.observe(batch, at + self.n)
         # Where an episode was truncated m is less than n. Where it terminated the discount is 0, so any row will do.
@@ -236,6 +254,14 @@ class ActionValues(Observer):
                 short = on_device(np.flatnonzero(truncated & (step.m == k)), batch.device)
                 s_t = each(s_t, partial(_put, short), self.observe(batch, at + k))
         return Transitions(self.observe(batch, at), batch["action"][:, at], r_t, discount_t, s_t)
+
+    def _transitions_on_device(self, batch: Batch, step: NStep) -> Transitions:
+        """The same without a decision on the host: the row of each bootstrap is looked up there."""
+        at, reward, discount, m = self.history - 1, step.reward[:, 0], step.discount[:, 0], step.m[:, 0]
+        s_t = self.observe(batch, at + 1)
+        if self.n > 1:
+            s_t = observation_at(batch, at + torch.where(discount > 0, m, self.n), self.history, self.stacked)
+        return Transitions(self.observe(batch, at), batch["action"][:, at], reward, discount, s_t)
 
 
 def _put(index: Tensor, x: Tensor, other: Tensor) -> Tensor:

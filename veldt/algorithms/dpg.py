@@ -12,6 +12,7 @@ critic 400 tanh 300, actor 300 tanh 200     `critic`, `actor`; ours normalise th
 Adam, rate 1e-4, its epsilon not given      `learner.lr`, `learner.eps` 1e-5 (the usual default is 1e-8)
 eviction by priority, exponent -0.4         oldest first
 -                                           `invert_gradients` (Hausknecht and Stone 2016): on outside MuJoCo
+-                                           `twin` critics (TD3, Fujimoto et al. 2018): on outside MuJoCo
 """
 
 from dataclasses import dataclass
@@ -30,23 +31,34 @@ from veldt.nets.normalize import RunningNorm
 from veldt.nets.torsos import as_float, blank_rows
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
+from veldt.seeds import Random
 
 
 class ActorCritic(nn.Module):
-    """A policy `pi` and an action value `q`, two separate networks. Their actions [B, A] are scaled to [-1, 1]."""
+    """A policy `pi` and an action value `q`, separate networks. Their actions [B, A] are scaled to [-1, 1].
+
+    Twin critics are two networks that learn the same; `q` is the first's value, `qs` are both.
+    """
 
     center: Tensor  # [A], of the environment's range
     radius: Tensor  # [A], half of that range
 
     def __init__(
-        self, inputs: int, space: spaces.Box, actor: tuple[int, ...], critic: tuple[int, ...], normalize: bool = False
+        self,
+        inputs: int,
+        space: spaces.Box,
+        actor: tuple[int, ...],
+        critic: tuple[int, ...],
+        normalize: bool = False,
+        twin: bool = False,
     ) -> None:
         super().__init__()
         self.norm = RunningNorm(inputs) if normalize else nn.Identity()
         low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
         self.shape = space.shape
         self.actor = NormedMLP(inputs, actor, len(low))
-        self.critic = NormedMLP(inputs + len(low), critic, 1)
+        critics = [NormedMLP(inputs + len(low), critic, 1) for _ in range(1 + twin)]
+        self.critic = nn.ModuleList(critics) if twin else critics[0]
         self.register_buffer("center", torch.from_numpy(low / 2 + high / 2).float())
         self.register_buffer("radius", torch.from_numpy(high / 2 - low / 2).float())
 
@@ -59,8 +71,13 @@ class ActorCritic(nn.Module):
         return torch.tanh(self.actor(x))
 
     def q(self, x: Tensor, a: Tensor) -> Tensor:
-        q: Tensor = self.critic(torch.cat((x, a), 1)).squeeze(1)  # [B]
-        return q
+        return self.qs(x, a, 1)[0]  # [B]
+
+    def qs(self, x: Tensor, a: Tensor, most: int = 2) -> list[Tensor]:
+        """The values of all critics, `most` at most."""
+        both = torch.cat((x, a), 1)
+        critics = self.critic if isinstance(self.critic, nn.ModuleList) else [self.critic]
+        return [critic(both).squeeze(1) for critic in critics[:most]]
 
     def unit(self, action: Tensor) -> Tensor:
         """The environment's actions [B, ...] scaled to [-1, 1]; 0 where the range is empty."""
@@ -72,10 +89,12 @@ class ActorCritic(nn.Module):
 @dataclass(frozen=True)
 class DPG(ActionValues):
     clip_dqda: Annotated[float, at_least(0)] = 1.0
-    """The critic's gradient by the action is clipped to [-x, x], each element (0: not clipped)."""
+    """Clip each element of the critic's gradient with respect to the action to [-x, x] (0: no clipping)."""
     invert_gradients: bool = False
-    """Near a bound, shrink only the steps towards it, not those back (Hausknecht and Stone 2016): the policy's tanh cannot
-    saturate for good. Otherwise its gradient vanishes there in both directions."""
+    """Near a bound of the action, shrink only gradients that point towards it (Hausknecht and Stone 2016), so that the
+    policy's tanh cannot stay saturated. Otherwise the gradient vanishes there in both directions."""
+    twin: bool = False
+    """Two critics; the smaller of their values is bootstrapped from (TD3), which keeps errors from growing."""
     critic: Annotated[tuple[int, ...], above(0)] = (400, 300)
     """Hidden layers of the critic; the first is layer-normalised, with tanh."""
     actor: Annotated[tuple[int, ...], above(0)] = (300, 200)
@@ -100,11 +119,10 @@ class DPG(ActionValues):
     def network(self, env: EnvSpec) -> nn.Module:
         assert isinstance(env.action_space, spaces.Box)
         blank = flat(self.observe(blank_rows(env, self.history), self.history - 1))
-        return ActorCritic(blank.shape[1], env.action_space, self.actor, self.critic, self.normalize_obs)
+        size = blank.shape[1]
+        return ActorCritic(size, env.action_space, self.actor, self.critic, self.normalize_obs, self.twin)
 
-    def act(
-        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
-    ) -> tuple[Tree, Tensors]:
+    def act(self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: Random) -> tuple[Tree, Tensors]:
         """The policy's action plus Gaussian noise of standard deviation explore[i], clipped to the bounds."""
         assert isinstance(net, ActorCritic)
         x = net.see(self.observe(rows, self.history - 1))
@@ -119,11 +137,15 @@ class DPG(ActionValues):
         assert isinstance(net, ActorCritic) and isinstance(target, ActorCritic)
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
         x_tm1, x_t = net.see(s_tm1), target.see(s_t)
-        q_tm1 = net.q(x_tm1, net.unit(a_tm1))  # [B]
+        q_tm1, *others = net.qs(x_tm1, net.unit(a_tm1))  # [B] each
         with torch.no_grad():
-            y = torch.addcmul(r_t, discount_t, target.q(x_t, target.pi(x_t)))
+            v_t, *more = target.qs(x_t, target.pi(x_t))
+            y = torch.addcmul(r_t, discount_t, torch.minimum(v_t, more[0]) if more else v_t)
             priorities = (y - q_tm1).abs_()
-        critic = torch.dot(batch.weights, 0.5 * (y - q_tm1).square()) / len(y)
+        squares = (y - q_tm1).square()
+        for q in others:
+            squares = squares + (y - q).square()
+        critic = torch.dot(batch.weights, 0.5 * squares) / len(y)
         u = net.actor(x_tm1)  # [B, A], the policy before its tanh
         pi = torch.tanh(u)
         a = pi.detach().requires_grad_()

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
@@ -27,6 +27,7 @@ from veldt.nets.networks import QHead, QNetwork
 from veldt.nets.torsos import torso_for, user_network
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
+from veldt.seeds import Random
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,15 @@ class DQN(ActionValues):
     double: bool = False
     """Choose the bootstrap action with the online network."""
     dueling: bool = False
-    """Two streams, value and advantages, each with the last hidden layer of its own."""
+    """Dueling network: separate streams for value and advantages, each with its own last hidden layer."""
     huber: bool = True
-    """Huber loss, that is, errors clipped to [-1, 1]; otherwise squared."""
+    """Huber loss (errors are clipped to [-1, 1]) instead of the squared error."""
     hidden: Annotated[tuple[int, ...], above(0)] = (128, 128)
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
     """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
     network_from: str = ""
-    """`module:callable` that makes the network from an EnvSpec, instead of the built-in one."""
+    """`module:callable` that builds the network from an EnvSpec, instead of the built-in one."""
 
     def check(self, env: EnvSpec) -> None:
         super().check(env)
@@ -58,11 +59,12 @@ class DQN(ActionValues):
         gives, n = f"[B, {env.n_actions}] action values", env.n_actions
         return user_network(self.network_from, env, self.history, self.stacked, gives, n)[0]
 
-    def act(
-        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
-    ) -> tuple[Tree, Tensors]:
+    def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        return {"q": net(self.observe(rows, self.history - 1))}, {}
+
+    def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
         """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random action."""
-        return epsilon_greedy(net(self.observe(rows, self.history - 1)), explore, rng), state
+        return epsilon_greedy(out["q"], explore, rng)
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
@@ -77,10 +79,10 @@ class DQN(ActionValues):
         return Loss({"": loss}, priorities, {"loss": loss.detach(), "q_mean": q_tm1.detach()})
 
 
-def epsilon_greedy(q: Tensor, explore: Array, rng: np.random.Generator) -> Tree:
+def epsilon_greedy(q: Array, explore: Array, rng: Random) -> Tree:
     """Columns [n] from values q [n, actions]: `action`, `q` (its value) and `v` (the largest value)."""
-    values, amounts = np.ascontiguousarray(q.cpu().numpy()), explore if explore.flags.writeable else explore.copy()
-    return dict(zip(("action", "q", "v"), _epsilon_greedy(values, rng.random((2, len(q))), amounts), strict=True))
+    values, amounts = np.ascontiguousarray(q), explore if explore.flags.writeable else explore.copy()
+    return dict(zip(("action", "q", "v"), _epsilon_greedy(values, rng.random((len(q), 2)), amounts), strict=True))
 
 
 @numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)
@@ -93,6 +95,6 @@ def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
             if q[i, a] > q[i, best]:
                 best = a
         v[i] = q[i, best]
-        action[i] = np.int64(random[1, i] * actions) if random[0, i] < explore[i] else best
+        action[i] = np.int64(random[i, 1] * actions) if random[i, 0] < explore[i] else best
         q_taken[i] = q[i, action[i]]
     return action, q_taken, v

@@ -40,6 +40,7 @@ from veldt.nets.torsos import on_device
 from veldt.records.block import Schema, Window, trainable
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, namespace
+from veldt.seeds import Random
 
 
 class RecurrentQ(Recurrent):
@@ -61,8 +62,8 @@ class RecurrentQ(Recurrent):
         return F.one_hot(taken, self.actions).float()
 
 
-class Ahead(NamedTuple):
-    """All that the loss of a batch needs beside the trained network."""
+class Targets(NamedTuple):
+    """What the loss of a batch bootstraps from: all that needs the target network, and nothing of the trained one."""
 
     rows: Rows
     state: Tensors  # before the first row
@@ -78,23 +79,23 @@ class R2D2(ActionValues):
     gamma: Annotated[float, between(0, 1)] = 0.997
     """Discount of a reward one step later."""
     n: Annotated[int, above(0)] = 5
-    """Steps of reward before the bootstrap."""
+    """Number of reward steps before the bootstrap (n-step return)."""
     burn_in: Annotated[int, at_least(0)] = 40
-    """Steps before a window that only compute its recurrent state; 0: none."""
+    """Steps before the window that are only used to compute its recurrent state; 0: none."""
     length: int = 80
-    """Trained steps of a window."""
+    """Steps of a window that are trained on."""
     stride: int = 40
     """Steps from the start of one window to the next; windows overlap by length - stride."""
     stored_state: bool = True
-    """A window starts with the state recorded by its actor; otherwise with zeros, as in R2D3."""
+    """Start a window with the recurrent state that the actor recorded, instead of zeros (R2D3)."""
     clip_last_reward: Annotated[float, at_least(0)] = 0.0
-    """The LSTM gets the last reward clipped to [-x, x]; 0: as it is, as in SEED RL's R2D2."""
+    """Clip the last reward, an input of the LSTM, to [-x, x]; 0: no clipping, as in SEED RL's R2D2."""
     eta: Annotated[float, between(0, 1)] = 0.9
     """Priority of a window: eta * largest error + (1 - eta) * mean error."""
     rescaling: bool = True
-    """Values are learned under h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x."""
+    """Learn values rescaled by h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x."""
     h_epsilon: float = 1e-3
-    """The epsilon of h."""
+    """The epsilon in h(x)."""
     lstm: Annotated[int, at_least(0)] = 512
     """Units of the LSTM; 0: none, a feed-forward network."""
     head: Annotated[int, at_least(0)] = 512
@@ -104,7 +105,7 @@ class R2D2(ActionValues):
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
     """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
     network_from: str = ""
-    """`module:callable` that makes the network below the LSTM from an EnvSpec: [B, ...] -> [B, features]."""
+    """`module:callable` that builds the network below the LSTM from an EnvSpec: [B, ...] -> [B, features]."""
 
     @property
     def window(self) -> Window:
@@ -133,16 +134,20 @@ class R2D2(ActionValues):
         torso, features = self.torso(env, self.hidden, self.convnet, self.network_from)
         return RecurrentQ(torso, features, env.n_actions, self.lstm, self.head)
 
-    def act(
-        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
-    ) -> tuple[Tree, Tensors]:
-        """Epsilon-greedy. The next state holds the action that is taken, random or not."""
+    def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         assert isinstance(net, RecurrentQ)
         if not self.lstm:
-            return epsilon_greedy(net.head(net.torso(self.observe(rows, self.history - 1))), explore, rng), {}
+            return {"q": net.head(net.torso(self.observe(rows, self.history - 1)))}, {}
         q, after = net.step(self.newest(rows, state), state)
-        out = epsilon_greedy(q[:, 0], explore, rng)
-        return out, after | {TAKEN: net.encode(torch.from_numpy(out["action"]).to(q.device))}
+        return {"q": q[:, 0]}, after
+
+    def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
+        return epsilon_greedy(out["q"], explore, rng)
+
+    def taken(self, net: nn.Module, columns: Tree) -> Tensors:
+        """The next state holds the action that is taken, random or not."""
+        assert isinstance(net, RecurrentQ)
+        return {TAKEN: net.encode(on_device(columns["action"], net.device))}
 
     def h(self, x: Any) -> Any:
         return rescale(x, self.h_epsilon) if self.rescaling else x
@@ -166,14 +171,14 @@ class R2D2(ActionValues):
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """Windows are [B, history - 1 + burn_in + length + n]."""
         assert isinstance(net, RecurrentQ) and isinstance(target, RecurrentQ)
-        ahead: Ahead = batch.ahead or self.ahead(target, batch)
-        rows, step, trains = ahead.rows, ahead.step, ahead.trains
-        state = net.burn_in(rows[:, : self.burn_in], ahead.state)
+        targets = self._targets(target, batch)
+        rows, step, trains = targets.rows, targets.step, targets.trains
+        state = net.burn_in(rows[:, : self.burn_in], targets.state)
         q = net(rows[:, self.burn_in :], state)  # [B, length + n, actions]
         with torch.no_grad():
-            v = self.h_inverse(ahead.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
-            y = self.h(step.reward + step.discount * v.gather(1, ahead.bootstrap))
-        taken = q[:, : self.length].gather(2, ahead.action).squeeze(2)
+            v = self.h_inverse(targets.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
+            y = self.h(step.reward + step.discount * v.gather(1, targets.bootstrap))
+        taken = q[:, : self.length].gather(2, targets.action).squeeze(2)
         td = torch.where(trains, y - taken, 0.0)  # [B, length]
         loss = torch.dot(batch.weights, 0.5 * td.square().sum(1)) / len(td)
         steps = trains.sum().clamp_min(1)
@@ -184,8 +189,7 @@ class R2D2(ActionValues):
         }
         return Loss({"": loss}, self._window_priority(td.detach().abs(), trains), metrics)
 
-    def ahead(self, target: nn.Module, batch: Batch) -> Ahead:
-        assert isinstance(target, RecurrentQ)
+    def _targets(self, target: RecurrentQ, batch: Batch) -> Targets:
         rows, state = self.sequence(target, batch, batch.starts), self._initial_state(batch.starts)
         trained = slice(self.history - 1 + self.burn_in, None)
         host = self.returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
@@ -193,7 +197,7 @@ class R2D2(ActionValues):
         step = NStep(*(on_device(x, batch.device) for x in host))
         with torch.no_grad():
             q_target = target(rows[:, self.burn_in :], target.burn_in(rows[:, : self.burn_in], state))
-        return Ahead(
+        return Targets(
             rows=rows,
             state=state,
             step=step,

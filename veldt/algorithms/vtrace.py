@@ -28,9 +28,11 @@ from veldt.errors import UserError
 from veldt.learning.distributions import Distribution, distribution_for
 from veldt.learning.returns import VTrace, vtrace
 from veldt.nets.networks import LSTM, TAKEN, Recurrent, state_spec
+from veldt.nets.torsos import on_device
 from veldt.records.block import Window, trainable
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Spec, Tree, spec
+from veldt.records.tree import Array, Spec, Tree, namespace, spec
+from veldt.seeds import Random
 
 MIN_RATE = 0.01  # weight of a new batch in the running mean square of value targets; the first 100 weigh the same
 
@@ -90,29 +92,30 @@ class VTraceActorCritic(Observer):
     correction: Literal["vtrace", "one-step", "none"] = "vtrace"
     """Off-policy correction. one-step: only the policy gradient has importance weights; none: no weights."""
     clip_rho: Annotated[float, at_least(0, infinite=True)] = 1.0
-    """Largest importance weight of a step in the value targets; it sets which policy's values are learned."""
+    """Largest importance weight of a step in the value targets; it determines which policy's values are learned."""
     clip_c: Annotated[float, at_least(0, infinite=True)] = 1.0
-    """Largest weight in the product over earlier steps; it sets how fast values converge, not what to."""
+    """Largest weight in the product over earlier steps; it determines how fast values converge, not to what."""
     clip_pg: Annotated[float, at_least(0, infinite=True)] = 1.0
     """Largest importance weight of a step in the policy gradient."""
     trace: Annotated[float, between(0, 1)] = 1.0
     """The paper's lambda: less than 1 shortens the traces."""
     baseline_cost: Annotated[float, at_least(0)] = 0.5
-    """Weight of the value's loss."""
+    """Weight of the value loss."""
     entropy_cost: Annotated[float, at_least(0)] = 0.01
     """Weight of the entropy bonus."""
     normalize: bool = False
-    """Divide values and advantages by the root mean square of value targets, if that is more than 1."""
+    """Divide values and advantages by the root mean square of the value targets if it is greater than 1."""
     sum_losses: bool = False
-    """Losses are summed over all steps of a batch, as in the paper; otherwise averaged."""
+    """Sum the losses over all steps of a batch, as in the paper, instead of averaging them."""
     hidden: Annotated[tuple[int, ...], above(0)] = (64, 64)
     """Hidden layers for vector observations."""
     convnet: Literal["auto", "nature", "minatar", "impala", "impala-shallow", "mlp"] = "auto"
     """Network for images; auto: impala-shallow for uint8 of at least 36 x 36, minatar for small ones, else mlp."""
     network_from: str = ""
-    """`module:callable` that makes the network below the LSTM and the heads from an EnvSpec: [B, ...] -> [B, features]."""
+    """`module:callable` that builds the network below the LSTM and the heads from an EnvSpec: [B, ...] -> [B, features]."""
 
     exploration: ClassVar[str] = ""  # the policy itself is stochastic
+    uses_target: ClassVar[bool] = False
 
     @property
     def window(self) -> Window:
@@ -136,18 +139,21 @@ class VTraceActorCritic(Observer):
         torso, features = self.torso(env, self.hidden, self.convnet, self.network_from, large="impala-shallow")
         return PolicyAndValue(torso, features, distribution_for(env, "impala"), self.lstm)
 
-    def act(
-        self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: np.random.Generator
-    ) -> tuple[Tree, Tensors]:
-        """With probability explore[i] environment i samples from the policy, else it takes the most likely action."""
+    def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         assert isinstance(net, PolicyAndValue)
         if not self.lstm:
-            logits = net.policy(self.observe(rows, self.history - 1)).cpu().numpy()  # [n, P]
-            return {"logits": logits, **net.distribution.draw(logits, explore, rng)}, {}
+            return {"logits": net.policy(self.observe(rows, self.history - 1))}, {}  # [n, P]
         (parameters, _), after = net.step(self.newest(rows, state), state)
-        logits = parameters[:, 0].cpu().numpy()
-        out = {"logits": logits, **net.distribution.draw(logits, explore, rng)}
-        return out, after | {TAKEN: net.encode(torch.from_numpy(out[net.taken]).to(parameters.device))}
+        return {"logits": parameters[:, 0]}, after
+
+    def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
+        """With probability explore[i] environment i samples from the policy, else it takes the most likely action."""
+        assert isinstance(net, PolicyAndValue)
+        return {"logits": out["logits"], **net.distribution.draw(out["logits"], explore, rng)}
+
+    def taken(self, net: nn.Module, columns: Tree) -> Tensors:
+        assert isinstance(net, PolicyAndValue)
+        return {TAKEN: net.encode(on_device(columns[net.taken], net.device))}
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """Unrolls [B, T + 1]: the steps 0 ... T - 1 are trained, row T is the bootstrap."""
@@ -163,8 +169,8 @@ class VTraceActorCritic(Observer):
             ratio = log_ratio.clamp(-20, 20).exp()
             learned = self._returns(batch, value.detach(), trains, ratio)
             kl = distribution.kl(mu, pi)
-        mask = torch.from_numpy(trains).to(value)
-        steps = max(1, int(trains.sum()))
+        mask = on_device(trains, value.device).to(value)
+        steps = max(1, int(trains.sum())) if namespace(trains) is np else trains.sum().clamp_min(1)
         entropy = distribution.entropy(pi)
         each = (
             self.baseline_cost * 0.5 * ((learned.target - value[:, :-1]) / net.scale).square()
@@ -182,21 +188,21 @@ class VTraceActorCritic(Observer):
         }
         mean_square = (learned.target.square() * mask).sum() / steps
         after = partial(net.rescale, mean_square) if self.normalize else None
-        return Loss({"": loss}, torch.zeros(len(value)), metrics, after)
+        return Loss({"": loss}, value.new_zeros(len(value)), metrics, after)
 
-    def _returns(self, batch: Batch, value: Tensor, trains: Array, ratio: Tensor) -> VTrace:
-        """In NumPy on a CPU, where the loop over time is compiled."""
+    def _returns(self, batch: Batch, value: Tensor, trains: Array | Tensor, ratio: Tensor) -> VTrace:
+        """In NumPy where all is on a CPU: there the loop over time is compiled."""
         at = self.history - 1
         reward, discount = self.clipped(batch.host["reward"][:, at:]), batch.host["discount"][:, at:]
         trusted, clips = ratio, (self.clip_rho, self.clip_c, self.clip_pg)
         if self.correction != "vtrace":  # all ratios are 1
             trusted, clips = torch.ones_like(ratio), (1.0, 1.0, 1.0)
         how = (self.gamma, self.trace, *clips)
-        if value.device.type == "cpu":
+        if value.device.type == "cpu" and namespace(trains) is np:
             found = vtrace(value.numpy(), reward, discount, trains, trusted.numpy(), *how)
             out = VTrace(*map(torch.from_numpy, found))
         else:
-            r, d, t = (torch.from_numpy(x).to(value.device) for x in (reward, discount, trains))
+            r, d, t = (on_device(x, value.device) for x in (reward, discount, trains))
             out = vtrace(value, r, d, t, trusted, *how)
         if self.correction == "one-step":
             return out._replace(advantage=out.advantage * ratio.clamp(max=self.clip_pg))

@@ -95,7 +95,7 @@ class ApexBench:
                 found = run_json(self.sb3_python, PEERS / "sb3_time.py", "--seed", str(seed))["seconds"]
                 theirs.append(NEVER if found is None else found)
         results = {
-            "ours, from the command on": {
+            "ours, from the start of the command": {
                 "s_to_first_update": statistics.median(first),
                 "s_to_475": statistics.median(solved),
                 "s_to_475_worst": max(solved),

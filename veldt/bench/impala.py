@@ -110,12 +110,12 @@ class ImpalaBench:
                 flags = (*self._size(), "--fragment", "20", *limit, "--seed", str(seed))
                 found = run_json(self.rllib_python, PEERS / "rllib_impala.py", *flags)
                 theirs.append((found["first_update_seconds"], found["until_seconds"] or NEVER))
-        results = {"ours, from the command on": _times(ours, NEVER)}
+        results = {"ours, from the start of the command": _times(ours, NEVER)}
         if theirs:
-            results["rllib, from the command on"] = _times(theirs, self.rllib_limit)
+            results["rllib, from the start of the command"] = _times(theirs, self.rllib_limit)
             names = ("s_to_first_update", "s_to_475")
             one, other = results.values()
-            results["ours / rllib, from the command on"] = {name: one[name] / other[name] for name in names}
+            results["ours / rllib, from the start of the command"] = {name: one[name] / other[name] for name in names}
         return results
 
 
@@ -125,7 +125,7 @@ def _times(runs: list[tuple[float, float]], limit: float) -> dict[str, float]:
         "s_to_first_update": statistics.median(first),
         "s_to_475": statistics.median(min(limit, time_s) for time_s in solved),
         "s_to_475_worst": min(limit, max(solved)),
-        "part of the seeds solved": sum(time_s < NEVER for time_s in solved) / len(solved),
+        "fraction of the seeds solved": sum(time_s < NEVER for time_s in solved) / len(solved),
     }
 
 

@@ -55,7 +55,7 @@ from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
 from veldt.runtime.grpc.wire import HEADER
 from veldt.runtime.local.local import Local
-from veldt.runtime.local.plan import Gate, Messages, messages_of
+from veldt.runtime.local.plan import GateSettings, Messages, messages_of
 from veldt.topologies import add_inference, add_learner
 from veldt.topologies.stores import add_store
 
@@ -143,7 +143,7 @@ class InferenceBench:
         if self.device == "cpu":
             return ""
         if not self.device.startswith("cuda") or not torch.cuda.is_available():
-            raise UserError(f"device {self.device!r} is not here; there are cpu{' and cuda' * torch.cuda.is_available()}.")
+            raise UserError(f"device {self.device!r} is not available; use cpu{' or cuda' * torch.cuda.is_available()}.")
         return torch.cuda.get_device_name(self.device)
 
     def _cores(self) -> int:
@@ -202,11 +202,11 @@ class InferenceBench:
     def _central(self, config: Config, env: EnvSpec, contender: Contender) -> dict[str, float]:
         program = central_program(config, env, self.learner)
         messages = all_messages(program.nodes["recorder" if self.learner else "inference"])
-        gate: Gate | None = None
+        gate: GateSettings | None = None
         if contender == "grpc-unix":
-            gate = Gate()
+            gate = GateSettings()
         elif contender == "grpc-tcp":
-            gate = Gate(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32), own_listen=True)
+            gate = GateSettings(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32), own_listen=True)
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
         window = Window(self.seconds, actors_of(config), names, "central", self.learner)
         window.watch(Local(queue=config.queue, gate=gate), program)
@@ -276,7 +276,7 @@ class InferenceBench:
         turns: list[dict[str, float]] = []
         for _ in range(self.rounds):
             window = Window(self.seconds, ["actor/0"])
-            window.watch(Local(gate=Gate()), call_program(env, n))
+            window.watch(Local(gate=GateSettings()), call_program(env, n))
             turn: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
             turn += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
             names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))

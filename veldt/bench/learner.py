@@ -87,16 +87,19 @@ def make_learner(
     device: str,
     fresh: int = 16,
     bfloat16: bool = False,
+    store_device: str = "",
+    **settings: Any,
 ) -> Learner:
-    """A learner with a prioritized store full of random steps."""
+    """A learner with these `settings` and a prioritized store full of random steps, on `store_device` or in RAM."""
     rows = {**env.step, "action": env.action, **algorithm.extras(env)}
     schema = Schema(rows, algorithm.window, fresh, algorithm.state(env))
     selector = Prioritized(blocks * schema.starts)
-    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, pinned=device != "cpu")
+    where: dict[str, Any] = {"pinned": device != "cpu" and not store_device, "device": store_device}
+    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, **where)
     rng = np.random.default_rng(0)
     for number in range(blocks):
         store.insert(random_block(schema, env, number, rng), rng.random(schema.starts))
-    config = LearnerConfig(batch=batch, publish_every=4, bfloat16=bfloat16)
+    config = LearnerConfig(**{"batch": batch, "publish_every": 4, "bfloat16": bfloat16} | settings)
     return Learner(algorithm, env, store, LatestParams(), Counters(), config, 1_000_000, seed=0, device=device)
 
 

@@ -75,7 +75,7 @@ def side_by_side(codes: list[str], seconds: float) -> list[Any]:
 def run_json(python: str, script: Path, *flags: str) -> dict[str, Any]:
     """Runs a peer's script; returns the JSON on its last line."""
     if not script.exists():
-        raise UserError(f"{script} is not here; run this from the root of the repository.")
+        raise UserError(f"{script} was not found; run this from the root of the repository.")
     done = subprocess.run([python, str(script), *flags], capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise UserError(f"{script} failed: {done.stderr[-500:]}")

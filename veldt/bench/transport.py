@@ -1,7 +1,7 @@
 """Messages between two processes: shared memory against multiprocessing, Ray and memcpy.
 
 A call is a question with the observations of eight environments that comes back as it is: put, peek, put, peek, and a copy
-out of the ring. Whoever waits looks again for a while (spins) before it sleeps, or sleeps at once. A stream is blocks of
+out of the ring. A waiting process spins for a while before it sleeps, or sleeps immediately. A stream is blocks of
 Atari frames, which a process of its own puts into a ring and this one copies into an arena, as a store does.
 """
 
@@ -59,7 +59,7 @@ class TransportBench:
         from veldt.bench.timing import machine  # imports torch, which the processes started here do not need
 
         if self.ray_python and not RAY_CALL.is_file():
-            raise UserError(f"Ray is timed by {RAY_CALL}, which is not there; run this from a checkout.")
+            raise UserError(f"Ray is timed by {RAY_CALL}, which was not found; run this from a checkout.")
         before = machine()
         signal.signal(signal.SIGALRM, _too_long)
         signal.alarm(LONGEST_S)
@@ -80,7 +80,7 @@ class TransportBench:
             ray = self._ray()
             for payload, x in PAYLOADS.items():
                 times = self._latencies(contenders, x)
-                results[f"call, {payload}, nothing added to what the machine does"] = _table(times, ray.get(payload))
+                results[f"call, {payload}, no added load"] = _table(times, ray.get(payload))
             with busy_cores():
                 for payload, x in PAYLOADS.items():
                     times = self._latencies(contenders, x)
@@ -142,7 +142,7 @@ class TransportBench:
 
 
 def _too_long(*_: Any) -> None:
-    raise UserError(f"The messages were not through after {LONGEST_S} s: the machine is too busy, or a process has died.")
+    raise UserError(f"The messages did not arrive within {LONGEST_S} s: the machine is too busy, or a process has died.")
 
 
 def _table(times: dict[str, tuple[float, float]], ray: tuple[float, float] | None) -> dict[str, float]:

@@ -19,7 +19,7 @@ PROBE = 100_000  # bytes of windows that show what a loss needs; a single window
 
 
 def activation_bytes(algorithm: Algorithm, net: nn.Module, schema: Schema, batch: int) -> int:
-    """About how many bytes the loss of so many windows takes beside the windows and the network: the most that its tensors
+    """About how many bytes the loss of a batch takes in addition to its windows and the network: the most that its tensors
     have at once in the forward pass, or what is left of them for the backward pass and a gradient as large as the largest.
 
     The loss runs on a few blank windows, since all this grows with their number. 0: it fails, and the learner will say how.

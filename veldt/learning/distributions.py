@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from veldt.errors import UserError
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
+from veldt.seeds import Random
 
 
 class Categories:
@@ -31,13 +32,14 @@ class Categories:
         self.size = self.encoded = sum(self.choices)
         self.extras: Spec = {}
         self._edges = np.cumsum([0, *self.choices])
+        self._first: dict[torch.device, Tensor] = {}  # of each choice, the index of its first parameter, by device
 
     def normalize(self, raw: Tensor) -> Tensor:
         if len(self.choices) == 1:
             return F.log_softmax(raw, -1)
         return torch.cat([F.log_softmax(part, -1) for part in torch.split(raw, self.choices, -1)], -1)
 
-    def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
+    def draw(self, parameters: Array, explore: Array, rng: Random) -> Tree:
         """With probability explore[i] environment i draws an action, else it takes the most likely one."""
         n = len(parameters)
         random = rng.random((n, 1 + len(self.choices)))
@@ -64,7 +66,9 @@ class Categories:
         flat = taken.reshape(*leading, len(self.choices)).long()
         if len(self.choices) == 1:
             return flat
-        return flat + torch.from_numpy(self._edges[:-1]).to(flat.device)
+        if flat.device not in self._first:  # a copy from the host cannot be a part of a CUDA graph
+            self._first[flat.device] = torch.from_numpy(self._edges[:-1]).to(flat.device)
+        return flat + self._first[flat.device]
 
 
 @numba.njit("i8[:,::1](f4[:,::1], f8[:,::1], f8[:], i8[::1])", cache=True)
@@ -119,10 +123,10 @@ class Gaussian:
         bound = torch.where(log_std > 0, MOST, -LEAST)
         return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
 
-    def draw(self, parameters: Array, explore: Array, rng: np.random.Generator) -> Tree:
+    def draw(self, parameters: Array, explore: Array, rng: Random) -> Tree:
         """With probability explore[i] environment i draws an action, else it takes the mean."""
         mean, log_std = np.split(parameters.astype(np.float64), 2, axis=-1)
-        noise = rng.standard_normal(mean.shape) * (rng.random(len(mean)) < explore)[:, None]
+        noise = rng.standard_normal(mean.shape) * (rng.random((len(mean), 1)) < explore[:, None])
         drawn = (mean + np.exp(log_std) * noise).astype(np.float32)
         action = np.clip(self.center + self.radius * drawn, self.low, self.high).astype(np.float32)
         return {"action": action.reshape(len(action), *self.shape), "drawn": drawn}

@@ -3,25 +3,26 @@
 feed -> loss -> one flat gradient -> updater -> publisher
 """
 
+import contextlib
 import copy
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from veldt.algorithms.base import Algorithm, Batch, Loss
 from veldt.bounds import above, at_least, between
 from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.learning import optim, params
+from veldt.learning.captured import LAG, Captured, Launched
 from veldt.learning.optim import Flat, Owned, Updater
 from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
@@ -38,35 +39,38 @@ DIAGNOSED_BLOCKS, DIAGNOSED_ROWS = 16, 2_000  # read at most
 @dataclass(frozen=True)
 class LearnerConfig:
     batch: Annotated[int, above(0)] = 64
-    """Items in one update."""
+    """Batch size: items in one update."""
     optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
-    """rmsprop is the papers' one, with epsilon inside the square root."""
+    """rmsprop is the variant that the papers use, with epsilon inside the square root."""
     lr: Annotated[float, above(0)] = 1e-3
     """Learning rate."""
     anneal: bool = False
-    """The learning rate falls linearly to 0 over the run."""
+    """Anneal the learning rate linearly to 0 over the run."""
     eps: Annotated[float, at_least(0)] = 1e-5
     """Epsilon of the optimizer."""
     decay: Annotated[float, between(0, 1)] = 0.95
     """Decay of RMSProp's averages."""
     centered: bool = True
-    """RMSProp divides by the gradient's standard deviation (DQN), otherwise by its root mean square (A3C, IMPALA)."""
+    """RMSProp divides by the standard deviation of the gradient (DQN) instead of its root mean square (A3C, IMPALA)."""
     square_start: Annotated[float, at_least(0)] = 0.0
-    """What RMSProp's average of squares starts at; 1: small first steps, as in TensorFlow (IMPALA)."""
+    """Initial value of RMSProp's average of squares; 1: small first steps, as in TensorFlow (IMPALA)."""
     clip_norm: Annotated[float, at_least(0)] = 10.0
-    """The gradient's norm is clipped to this; 0: not clipped."""
+    """Maximum norm of the gradient; 0: no clipping."""
     target_every: Annotated[int, above(0)] = 100
-    """Updates between two copies to the target network."""
+    """Updates between two copies of the weights to the target network."""
     publish_every: Annotated[int, above(0)] = 4
     """Updates between two publications of the weights."""
     publish_lag: Annotated[int, at_least(0)] = 0
-    """Updates that published weights are behind on purpose, to see what lag does; a checkpoint publishes the newest."""
+    """Delay of the published weights in updates, to study the effect of lag; a checkpoint publishes the newest ones."""
     bfloat16: bool = False
-    """Convolutions are computed in bfloat16: faster on a GPU, and less exact."""
+    """Compute convolutions in bfloat16: faster on a GPU, but less precise."""
     prefetch: Annotated[int, above(0)] = 1
-    """Batches drawn from the store at once; priorities come back that much later."""
+    """Batches sampled from the store in one call; priorities are updated up to that many updates later."""
     trim_every: Annotated[int, above(0)] = 100
     """Updates between two trims of the store to its capacity."""
+    graph: Literal["auto", "off"] = "auto"
+    """auto: on a GPU the whole update is one CUDA graph, unless something in it cannot be captured, which is logged; off:
+    operations are launched one by one, for networks that compute something else from one forward pass to the next."""
 
 
 @dataclass(eq=False)
@@ -74,78 +78,75 @@ class Feed:
     """Samples windows from the store and moves them to the learner's device; for a GPU, one batch ahead."""
 
     store: Store
-    algorithm: Algorithm
     size: int  # of a batch
     prefetch: int  # batches of one draw
     device: torch.device
-    ahead: bool  # begin the next batch while the learner works on this one
+    early: bool = False  # `prepare` draws the next batch
+    tensors: bool = False  # batches have tensors on the device, and nothing else: a graph reads them
+    columns: Collection[str] | None = None  # those that are moved there then; None: all
+    numpy: bool = False  # batches have NumPy arrays beside their tensors, wherever they were sampled
 
     def __post_init__(self) -> None:
-        self.timings = {"sample": 0.0}  # seconds that the learner waited
+        self.timings = {"sample": 0.0}  # seconds
         self._samples: deque[Sample] = deque()
         self._prepared: tuple[Sample, Batch] | None = None
+        self._sources: deque[Sample] = deque(maxlen=2)  # pinned memory that may still be copied
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._thread = ThreadPoolExecutor(1, "draw") if self.ahead else None
-        self._preparing: Future[None] | None = None
 
     def next(self) -> tuple[Sample, Batch] | None:
-        """A sample and its batch on the device; None: the store has none now."""
-        found, self._prepared = self._prepared, None
-        if found is None:
-            began = time.perf_counter()
-            sample = self._draw()
-            self.timings["sample"] += time.perf_counter() - began
-            if sample is None:
-                return None
-            found = sample, self._batch(sample)
+        """A sample and its batch, which work on the current stream may use; None: the store has none now."""
+        found, self._prepared = self._prepared or self._draw(), None
         if self._stream is not None:
-            here = torch.cuda.current_stream(self.device)
-            here.wait_stream(self._stream)  # for this batch
-            self._stream.wait_stream(here)  # for the target network, if it was just copied
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         return found
 
-    def prepare(self, target: nn.Module | None) -> None:
-        """With `ahead`: draws the next batch in another thread, and computes what needs only the target network.
-
-        None: the target network is about to change, so nothing may be computed with it yet.
-        """
-        if self._thread is not None:
-            self._preparing = self._thread.submit(self._prepare, target)
-
-    def wait(self) -> None:
-        """The learner calls this before it calls the store: one caller, and the same order of calls every time."""
-        preparing, self._preparing = self._preparing, None
-        if preparing is not None:
-            began = time.perf_counter()
-            preparing.result()
-            self.timings["sample"] += time.perf_counter() - began
+    def prepare(self) -> None:
+        """With `early`: draws the next batch and starts to move it, while the device works."""
+        if self.early and self._prepared is None:
+            self._prepared = self._draw()
 
     def clear(self) -> None:
         """Drops all batches that were drawn and not used."""
         self._samples.clear()
         self._prepared = None
 
-    def _draw(self) -> Sample | None:
+    def batch(self, sample: Sample) -> Batch:
+        rows, starts = (_as_numpy(tree) if self.numpy else tree for tree in (sample.rows, sample.starts))
+        return Batch(rows, starts, sample.weights, self.device)
+
+    def _draw(self) -> tuple[Sample, Batch] | None:
+        began = time.perf_counter()
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            sample = self._sample()
+            self.timings["sample"] += time.perf_counter() - began
+            if sample is None:
+                return None
+            batch = self.batch(sample)
+            if self._stream is not None and not self.tensors:
+                batch.move()
+            return sample, batch
+
+    def _sample(self) -> Sample | None:
         if not self._samples:
             sample = self.store.sample(self.size * self.prefetch)
             if sample is None:
                 return None
+            if self.tensors:
+                sample = self._move(sample)
             # A batch takes every prefetch-th item, so that each is spread over the whole of the stratified draw.
             self._samples.extend(sample.part(i, self.prefetch) for i in range(self.prefetch))
         return self._samples.popleft()
 
-    def _prepare(self, target: nn.Module | None) -> None:
-        sample = self._draw()
-        if sample is None:
-            return
-        with torch.cuda.stream(self._stream):
-            batch = self._batch(sample).move()
-            if target is not None:
-                batch.ahead = self.algorithm.ahead(target, batch)
-        self._prepared = sample, batch
+    def _move(self, sample: Sample) -> Sample:
+        """A whole draw in one go: parts of it would not lie in one piece."""
+        self._sources.append(sample)
+        moved = self.batch(sample).move(self.columns)
+        starts: Any = moved.starts
+        return sample._replace(rows=dict(moved.host), starts=starts)
 
-    def _batch(self, sample: Sample) -> Batch:
-        return Batch(sample.rows, sample.starts, sample.weights, self.device)
+
+def _as_numpy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x.cpu().numpy() if isinstance(x, Tensor) else x for name, x in tree.items()}
 
 
 class Learner:
@@ -175,8 +176,10 @@ class Learner:
         self.target = copy.deepcopy(self.net).requires_grad_(False).eval()
         self.flat = Flat.of(self.net)
         self.vector, self.target_vector = self.flat.weights, params.flatten(self.target)
-        self.feed = Feed(store, algorithm, config.batch, config.prefetch, self.device, ahead=self.device.type == "cuda")
+        self.feed = Feed(store, config.batch, config.prefetch, self.device, early=self.device.type == "cuda")
         self.updater = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
+        self.captured: Captured | None = None
+        self._launched: tuple[int, Sample, Launched] | None = None  # an update whose end is not known: its number, sample
         self.publisher = Publisher(params_, self.vector, config.publish_lag)
         self.steps = 0
         self.env_steps = counters.get("env_steps")  # of the run, at the last update
@@ -189,72 +192,153 @@ class Learner:
         self._lag = math.nan  # updates between acting and learning
         if params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
             self.publisher.publish(0, self.env_steps)
+        if config.graph == "auto" and self.device.type == "cuda":
+            self.use_graph()
+
+    def use_graph(self) -> None:
+        """From now on an update is one graph of operations on the device, if the updater has one to offer."""
+        if isinstance(self.updater, Owned):
+            self.captured = Captured(self.algorithm, self.target, self.flat, self.updater, self.device)
+            self.feed.early = self.feed.tensors = True
+        else:
+            log.info("learner: no CUDA graph: %s takes gradients from the host", type(self.updater).__name__)
 
     def step(self) -> bool:
+        if self.captured is not None:
+            captured = self.captured
+            with captured.on_stream():
+                worked = self._launch(captured)
+            if self.captured is not captured:  # the next update is on another stream
+                captured.synchronize()
+            return worked
+        found = self.feed.next()
+        return found is not None and self._step(*found)
+
+    def _launch(self, captured: Captured) -> bool:
+        """Starts an update and, while the device works on it, ends the one before it and draws the next batch. What follows
+        an update does not wait for it: nothing here does, but for the update before."""
         found = self.feed.next()
         if found is None:
-            return False
+            return self._complete()
         sample, batch = found
+        try:
+            launched = captured.launch(batch, self.steps)
+        except Exception as error:
+            if captured.columns is not None:  # it was captured, so this is another failure
+                raise
+            self._go_on_without_graph(error)
+            return self._step(sample, self.feed.batch(sample))
+        self.feed.columns = captured.columns
+        self._count()
+        self._complete()
+        self._launched = self.steps, sample, launched
+        self._follow_up()
+        self.feed.prepare()
+        return True
+
+    def _complete(self) -> bool:
+        """Waits for the update that was launched last, and writes its priorities to the store."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return False
+        number, sample, update = launched
+        report = update.wait()
+        if self._check(number, report.fine):
+            self._latest = report.metrics
+            self.store.update(sample.keys, report.priorities)
+        self.publisher.finish()
+        return True
+
+    def _go_on_without_graph(self, error: Exception) -> None:
+        """The update in which the error came has not changed anything."""
+        said = str(error).strip().partition("\n")[0]
+        log.warning("learner: no CUDA graph, which is slower: %s: %s", type(error).__name__, said)
+        self._complete()
+        assert self.captured is not None
+        self.captured.synchronize()
+        self.feed.numpy = self.captured.launches == 0  # perhaps the loss computes with NumPy
+        self.captured, self.feed.tensors = None, False
+        self.feed.early = self.device.type == "cuda"
+
+    def _step(self, sample: Sample, batch: Batch) -> bool:
+        """One update whose end the host waits for."""
         buffers = self.flat.buffers.clone() if len(self.flat.buffers) else None  # the forward pass may change them
         self._measure_lag(sample)
-        self.feed.prepare(self.target if (self.steps + 1) % self.config.target_every else None)
         loss = self.algorithm.loss(self.net, self.target, batch)
-        self._backward(loss)
-        self.feed.wait()
+        self.flat.backward(loss.losses)
+        self.feed.prepare()
         if self._update(loss):
             self.store.update(sample.keys, loss.priorities.cpu().numpy())
         elif buffers is not None:
             self.flat.buffers.copy_(buffers)
+        self._count()
+        self._follow_up()
+        return True
+
+    def _count(self) -> None:
         self.steps += 1
         self.counters.add("learner_steps", 1)
         self.env_steps = self.counters.get("env_steps")
+
+    def _follow_up(self) -> None:
+        """What is done every so many updates."""
         if self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
         if self.steps % self.config.publish_every == 0:
-            self.publisher.publish(self.steps, self.env_steps)
+            if self.captured is None:
+                self.publisher.publish(self.steps, self.env_steps)
+            else:
+                self.publisher.begin(self.steps, self.env_steps)
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
         if self.steps % DIAGNOSE_EVERY == 0:
             self._diagnose()
-        return True
+
+    def _settle(self) -> None:
+        """Ends what is under way: then the weights are those after `steps` updates, for any stream."""
+        self._complete()
+        if self.captured is not None:
+            self.captured.synchronize()
 
     def cut(self) -> bool:
         """At a checkpoint: publishes the newest weights and drops prefetched batches, as after a resume."""
+        self._settle()
         self.feed.clear()
         self.publisher.publish_newest(self.steps, self.env_steps)
         return True
 
     def _measure_lag(self, sample: Sample) -> None:
         if "version" in sample.rows:
-            lag = self.steps - sample.rows["version"][:, self._acted]
+            acted: Any = sample.rows["version"][:, self._acted]
+            lag = self.steps - (acted.cpu().numpy() if isinstance(acted, Tensor) else acted)
             self._lag = float(np.maximum(lag, 0).mean())  # a restarted learner may be behind the weights that acted
-
-    def _backward(self, loss: Loss) -> None:
-        """Each loss adds to the gradient of its own group of parameters."""
-        self.flat.gradient.zero_()
-        for number, (group, value) in enumerate(loss.losses.items()):
-            inputs = [p for name, p in self.net.named_parameters() if name.startswith(group)] if group else None
-            value.backward(retain_graph=number + 1 < len(loss.losses), inputs=inputs)  # type: ignore[no-untyped-call]
 
     def _update(self, loss: Loss) -> bool:
         """False: the loss or the gradient is not finite. Then nothing changes but counters."""
         norm = float(torch.linalg.vector_norm(self.flat.gradient))
         # A Huber loss has a finite gradient even where the loss is infinite, so both are checked.
-        if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):
-            self.bad += 1
-            self._bad_in_a_row += 1
-            log.warning("learner: update %d skipped: its loss or gradient is not finite", self.steps + 1)
-            if self._bad_in_a_row >= BAD_IN_A_ROW:
-                raise Diverged(
-                    f"The learner diverged: {BAD_IN_A_ROW} updates in a row were not finite. Lower learner.lr, or check "
-                    "the scale of the rewards and observations; the last checkpoint is from before."
-                )
+        fine = all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values()))))
+        if not self._check(self.steps + 1, fine):
             return False
-        self._bad_in_a_row = 0
         if self.updater.update(loss.losses, norm) and loss.after is not None:
             loss.after()
         self._latest = loss.metrics
         return True
+
+    def _check(self, number: int, fine: bool) -> bool:
+        """Counts updates that are skipped because they are not finite."""
+        if fine:
+            self._bad_in_a_row = 0
+            return True
+        self.bad += 1
+        self._bad_in_a_row += 1
+        log.warning("learner: update %d skipped: its loss or gradient is not finite", number)
+        if self._bad_in_a_row >= BAD_IN_A_ROW:
+            raise Diverged(
+                f"The learner diverged: {BAD_IN_A_ROW} updates in a row were not finite. Lower learner.lr, or check "
+                "the scale of the rewards and observations; the last checkpoint is from before that."
+            )
+        return False
 
     def _diagnose(self) -> None:
         """What the algorithm measures on whole blocks, which windows do not show. It changes neither weights nor store."""
@@ -272,10 +356,11 @@ class Learner:
     def metrics(self) -> dict[str, float]:
         metrics = {"skipped_updates": float(self.bad), "published": float(self.publisher.published)}
         if not math.isnan(self._lag):
-            metrics["policy_lag"] = self._lag
+            metrics[LAG] = self._lag
         return metrics | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
+        self._settle()
         state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
         state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
         state |= {f"optimizer/{name}": x for name, x in self.updater.state().items()}
@@ -283,6 +368,7 @@ class Learner:
         return state | counts | {"torch_rng": torch.get_rng_state().numpy()}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        self._settle()
         params.restore(self.net, params.under("weights/", state))
         params.restore(self.target, params.under("target/", state))
         self.updater.load_state(params.under("optimizer/", state))

@@ -27,7 +27,20 @@ class Optimizer:
         self.weights, self.gradient = weights, gradient
         self.averages = {name: torch.full_like(gradient, start) for name, start in averages.items()}
 
+    @torch.no_grad()
     def step(self, lr: float) -> None:
+        if self.weights.device.type == "cpu":
+            self.step_on_cpu(lr)
+        else:
+            one = self.gradient.new_ones(())
+            self.masked_step(lr * one, one)
+
+    def step_on_cpu(self, lr: float) -> None:
+        raise NotImplementedError
+
+    def masked_step(self, lr: Tensor, fine: Tensor) -> None:
+        """The same as operations on the device alone, which a CUDA graph can hold: `lr` and `fine` are scalars there. Where
+        `fine` is 0 instead of 1 nothing changes; the gradient has to be finite all the same."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Array]:
@@ -43,30 +56,38 @@ class Adam(Optimizer):
 
     def __init__(self, weights: Tensor, gradient: Tensor, eps: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         super().__init__(weights, gradient, mean=0.0, square=0.0)
-        self.eps, self.betas, self.steps = eps, betas, 0
+        self.eps, self.betas = eps, betas
+        self.steps = 0  # on a CPU
+        self.count = gradient.new_zeros((), dtype=torch.float64)  # steps on a device, which has to know them
 
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step_on_cpu(self, lr: float) -> None:
         b1, b2 = self.betas
         self.steps += 1
         # lr * (mean / c1) / (sqrt(square / c2) + eps), with numerator and denominator multiplied by sqrt(c2)
         scale = math.sqrt(1 - b2**self.steps)
         size, eps = lr * scale / (1 - b1**self.steps), self.eps * scale
+        w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, *self.averages.values()))
+        _adam(w, g, m, s, 1 - b1, b2, 1 - b2, size, eps)  # one pass over the arrays instead of six
+
+    def masked_step(self, lr: Tensor, fine: Tensor) -> None:
+        b1, b2 = self.betas
         mean, square = self.averages.values()
-        if self.weights.device.type == "cpu":  # one pass over the arrays instead of six
-            w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, mean, square))
-            _adam(w, g, m, s, 1 - b1, b2, 1 - b2, size, eps)
-            return
-        mean.lerp_(self.gradient, 1 - b1)
-        square.mul_(b2).addcmul_(self.gradient, self.gradient, value=1 - b2)
-        self.weights.addcdiv_(mean, square.sqrt().add_(eps), value=-size)
+        self.count += fine
+        steps = (self.count + self.steps).clamp_min(1)  # before the first step that is fine there is none
+        scale = (1 - b2**steps).sqrt()
+        size, eps = (lr * fine * scale / (1 - b1**steps)).float(), (self.eps * scale).float()
+        mean.lerp_(self.gradient, fine * (1 - b1))
+        square.lerp_(self.gradient.square(), fine * (1 - b2))
+        self.weights.sub_(mean.div(square.sqrt().add_(eps)).mul_(size))
 
     def state(self) -> dict[str, Array]:
-        return super().state() | {"steps": np.array(self.steps)}
+        return super().state() | {"steps": np.array(self.steps + int(self.count))}
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self.steps = int(state["steps"])
+        steps, on_cpu = int(state["steps"]), self.weights.device.type == "cpu"
+        self.steps = steps if on_cpu else 0
+        self.count.fill_(0 if on_cpu else steps)
 
 
 class RMSProp(Optimizer):
@@ -87,27 +108,29 @@ class RMSProp(Optimizer):
         super().__init__(weights, gradient, mean=0.0, square=square_start)
         self.eps, self.decay, self.centered = eps, decay, centered
 
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step_on_cpu(self, lr: float) -> None:
+        w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, *self.averages.values()))
+        _rmsprop(w, g, m, s, 1 - self.decay, lr, self.eps, self.centered)
+
+    def masked_step(self, lr: Tensor, fine: Tensor) -> None:
         mean, square = self.averages.values()
-        if self.weights.device.type == "cpu":
-            w, g, m, s = (x.numpy() for x in (self.weights, self.gradient, mean, square))
-            _rmsprop(w, g, m, s, 1 - self.decay, lr, self.eps, self.centered)
-            return
-        square.lerp_(self.gradient.square(), 1 - self.decay)
+        rate = fine * (1 - self.decay)
+        square.lerp_(self.gradient.square(), rate)
         spread = square
         if self.centered:
-            mean.lerp_(self.gradient, 1 - self.decay)
+            mean.lerp_(self.gradient, rate)
             spread = square.addcmul(mean, mean, value=-1).clamp_min_(0)
-        self.weights.addcdiv_(self.gradient, spread.add(self.eps).sqrt_(), value=-lr)
+        self.weights.sub_(self.gradient.div(spread.add(self.eps).sqrt_()).mul_(lr * fine))
 
 
 class SGD(Optimizer):
     """weights -= lr * gradient."""
 
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step_on_cpu(self, lr: float) -> None:
         self.weights.add_(self.gradient, alpha=-lr)
+
+    def masked_step(self, lr: Tensor, fine: Tensor) -> None:
+        self.weights.sub_(self.gradient * (lr * fine))
 
 
 @numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", cache=True, error_model="numpy")
@@ -140,6 +163,13 @@ class Flat(NamedTuple):
         weights, gradient = flatten(net), flatten_gradients(net)
         return cls(net, weights, gradient, weights[len(gradient) :])
 
+    def backward(self, losses: dict[str, Tensor]) -> None:
+        """Computes the gradient: each loss adds to that of its own group of parameters."""
+        self.gradient.zero_()
+        for number, (group, value) in enumerate(losses.items()):
+            inputs = [p for name, p in self.net.named_parameters() if name.startswith(group)] if group else None
+            value.backward(retain_graph=number + 1 < len(losses), inputs=inputs)  # type: ignore[no-untyped-call]
+
 
 class Updater(Protocol):
     """Made with a `Flat`, whose gradient it reads and whose weights it writes."""
@@ -169,18 +199,30 @@ class Owned:
         if self.clip_norm and norm > self.clip_norm:
             self.flat.gradient.mul_(self.clip_norm / norm)
         for group in groups:
-            if group not in self.optimizers:
-                self.optimizers[group] = self._make(group)
-            self.optimizers[group].step(self.lr())
+            self._of(group).step(self.lr())
         return True
+
+    @torch.no_grad()
+    def masked_update(self, groups: Iterable[str], norm: Tensor, fine: Tensor, lr: Tensor) -> None:
+        """`update` as operations on the device alone, for a CUDA graph: all but `groups` are scalars there. Where `fine` is
+        0 the gradient may have any values, and weights and averages stay as they are."""
+        most = (self.clip_norm / norm).clamp(max=1) if self.clip_norm else torch.ones_like(norm)
+        self.flat.gradient.mul_(torch.where(fine > 0, most, 0.0)).nan_to_num_(0.0, 0.0, 0.0)
+        for group in groups:
+            self._of(group).masked_step(lr, fine)
 
     def state(self) -> dict[str, Array]:
         return {f"{group}/{name}": x for group, one in self.optimizers.items() for name, x in one.state().items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for group in sorted({key.partition("/")[0] for key in state}):
+            # In place: a captured graph has the addresses of these averages.
+            self._of(group).load_state(under(f"{group}/", state))
+
+    def _of(self, group: str) -> Optimizer:
+        if group not in self.optimizers:
             self.optimizers[group] = self._make(group)
-            self.optimizers[group].load_state(under(f"{group}/", state))
+        return self.optimizers[group]
 
     def _make(self, group: str) -> Optimizer:
         where = group_slice(self.flat.net, group)

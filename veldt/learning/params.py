@@ -49,10 +49,43 @@ class Publisher:
         self._delayed: deque[Weights] = deque()
         # A GPU copies to pinned memory, which is reused.
         self._host = torch.empty(vector.shape, pin_memory=True) if vector.is_cuda else None
+        self._begun: tuple[int, int] | None = None  # version and env steps of what `begin` copies
+        self._snapshot = torch.empty_like(vector) if vector.is_cuda else vector
+        self._stream = torch.cuda.Stream(vector.device) if vector.is_cuda else None  # type: ignore[no-untyped-call]
 
     def publish(self, version: int, env_steps: int) -> None:
         """`version` is the number of updates of these weights, which the learner has after `env_steps` of the run."""
-        weights = Weights(version, self._finite(version), env_steps, time.monotonic())
+        self.finish()
+        vector: Array = (self.vector if self._host is None else self._host.copy_(self.vector)).numpy()
+        self._publish(version, vector, env_steps)
+
+    def begin(self, version: int, env_steps: int) -> None:
+        """As `publish`, but a GPU goes on meanwhile: it copies the weights as the current stream leaves them, and `finish`
+        publishes them."""
+        self.finish()
+        if self._stream is None or self._host is None:
+            return self.publish(version, env_steps)
+        self._snapshot.copy_(self.vector)
+        self._stream.wait_stream(torch.cuda.current_stream(self.vector.device))
+        with torch.cuda.stream(self._stream):
+            self._host.copy_(self._snapshot, non_blocking=True)
+        self._begun = version, env_steps
+
+    def finish(self) -> None:
+        """Publishes what was begun, once it is on the host."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            assert self._stream is not None and self._host is not None
+            self._stream.synchronize()
+            self._publish(begun[0], self._host.numpy(), begun[1])
+
+    def _publish(self, version: int, vector: Array, env_steps: int) -> None:
+        if not np.isfinite(vector).all():
+            raise Diverged(
+                f"The learner diverged: its weights are not finite after {version} updates. Lower learner.lr; the last "
+                "checkpoint is from before."
+            )
+        weights = Weights(version, vector, env_steps, time.monotonic())
         if self.lag:
             self._delayed.append(weights._replace(vector=weights.vector.copy()))
             while len(self._delayed) > 1 and self._delayed[1].version <= version - self.lag:
@@ -65,15 +98,6 @@ class Publisher:
         """Without the lag, which starts again from these weights."""
         self._delayed.clear()
         self.publish(version, env_steps)
-
-    def _finite(self, version: int) -> Array:
-        vector: Array = (self.vector if self._host is None else self._host.copy_(self.vector)).numpy()
-        if not np.isfinite(vector).all():
-            raise Diverged(
-                f"The learner diverged: its weights are not finite after {version} updates. Lower learner.lr; the last "
-                "checkpoint is from before."
-            )
-        return vector
 
 
 def flatten(net: nn.Module) -> Tensor:
@@ -124,7 +148,7 @@ def restore(net: nn.Module, state: dict[str, Any]) -> None:
     ours = net.state_dict()
     wrong = [name for name, x in ours.items() if name not in state or np.shape(state[name]) != tuple(x.shape)]
     if wrong:
-        raise UserError(f"The saved weights are those of another network: {wrong[0]} is missing or has another shape.")
+        raise UserError(f"The saved weights belong to a different network: {wrong[0]} is missing or has another shape.")
     with torch.no_grad():
         for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))

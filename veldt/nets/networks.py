@@ -90,11 +90,14 @@ class LSTM(nn.Module):
         y, (h, c) = self.cell(x, (h[None], c[None]))
         return y, h[0], c[0]
 
-    def outputs(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> Tensor:
+    def outputs(self, x: Tensor, h: Tensor, c: Tensor, first: Array | Tensor | None) -> Tensor:
         """Only the outputs. Where `first` [B, T] is set, the state before that row is zero; None: nowhere.
 
-        torch's LSTM cannot reset its state in a sequence, so each episode becomes its own sequence.
+        torch's LSTM cannot reset its state in a sequence, so each episode becomes its own sequence. How many there are, the
+        host has to know; where `first` is a tensor it need not, and the LSTM runs row by row.
         """
+        if isinstance(first, Tensor):
+            return torch.stack(list(self._by_row(x, h, c, first)[0]), 1)
         if first is None or not first.any():
             return self.forward(x, h, c)[0]
         rows, place, lane, fresh = (on_device(a, x.device) for a in episodes(first))
@@ -102,8 +105,10 @@ class LSTM(nn.Module):
         y: Tensor = self.cell(x.flatten(0, 1)[rows], (h[None], c[None]))[0]
         return y.flatten(0, 1)[place]
 
-    def after(self, x: Tensor, h: Tensor, c: Tensor, first: Array | None) -> tuple[Tensor, Tensor]:
+    def after(self, x: Tensor, h: Tensor, c: Tensor, first: Array | Tensor | None) -> tuple[Tensor, Tensor]:
         """Only the state after the last row. It depends on the last episode alone."""
+        if isinstance(first, Tensor):
+            return self._by_row(x, h, c, first)[1:]
         if first is None or not first.any():
             return self.forward(x, h, c)[1:]
         steps, began = first.shape[1], np.asarray(first.any(1))
@@ -114,6 +119,26 @@ class LSTM(nn.Module):
         packed = pack_padded_sequence(last, torch.from_numpy(steps - begin), batch_first=True, enforce_sorted=False)
         _, (h, c) = self.cell(packed, (h.masked_fill(fresh, 0)[None], c.masked_fill(fresh, 0)[None]))
         return h[0], c[0]
+
+    def _by_row(self, x: Tensor, h: Tensor, c: Tensor, first: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Row by row with static shapes, which a CUDA graph can hold: the outputs [B, size] of T rows, and the state."""
+        cell: Any = self.cell
+        gates = F.linear(x.transpose(0, 1), cell.weight_ih_l0, cell.bias_ih_l0 + cell.bias_hh_l0)  # [T, B, 4 size]
+        stays, outputs = (~first).to(x).transpose(0, 1)[:, :, None], []  # [T, B, 1]
+        for inputs, stay in zip(gates.unbind(), stays.unbind(), strict=True):
+            h, c = lstm_cell(inputs, F.linear(h * stay, cell.weight_hh_l0), c * stay)
+            outputs.append(h)
+        return outputs, h, c
+
+
+def lstm_cell(inputs: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The next h and c from the two parts of the gates [B, 4 size] and c."""
+    if inputs.is_cuda:  # one kernel instead of eight; it exists only there
+        h, c, _ = torch.ops.aten._thnn_fused_lstm_cell(inputs, recurrent, c)
+        return h, c
+    i, f, g, o = (inputs + recurrent).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
 
 
 def episodes(first: Array) -> tuple[Array, Array, Array, Array]:
@@ -144,7 +169,7 @@ class Rows:
     obs: Any
     taken: Tensor  # [B, T, E], the last action, encoded; zeros where an episode begins
     reward: Tensor  # [B, T], received on arriving at the row, as the LSTM gets it
-    first: Array | None  # [B, T], where an episode begins; None: nowhere
+    first: Array | Tensor | None  # [B, T], where an episode begins; None: nowhere
 
     def __getitem__(self, index: Any) -> "Rows":
         first = None if self.first is None else self.first[index]
@@ -159,6 +184,10 @@ class Recurrent(nn.Module):
     head: nn.Module
     taken: str  # the column that holds the last action
     encode: Callable[[Tensor], Tensor]  # that column as the LSTM's input: [...] -> [..., E]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     def out(self, x: Tensor) -> Any:
         """What the network gives for the features [B, T, F]."""

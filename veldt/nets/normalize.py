@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-MIN_RATE = 1e-3  # weight of a new batch in the running statistics; the first 1,000 weigh the same
+MIN_RATE = 1e-5  # weight of a new batch in the running statistics; the first 100,000 weigh the same
 MIN_DEVIATION = 1e-4  # an element that never changed is not enlarged beyond this
 LIMIT = 5.0  # standard deviations
 

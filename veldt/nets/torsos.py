@@ -17,10 +17,10 @@ from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, ArraySpec
 
 
-def on_device(x: Array, device: torch.device) -> Tensor:
+def on_device(x: Array | Tensor, device: torch.device) -> Tensor:
     """Copies to the device without waiting for the GPU. Pageable memory is staged at once; pinned memory must not change
-    until the copy is done."""
-    return torch.from_numpy(x).to(device, non_blocking=True)
+    until the copy is done. A tensor that is there already stays as it is."""
+    return (x if isinstance(x, Tensor) else torch.from_numpy(x)).to(device, non_blocking=True)
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def user_network(
     """The network that `module:callable` makes, and the width of its output, which has to be `width`, if that is given."""
     make = callables.find(name)
     if make is None:
-        raise UserError(f"There is no callable {name!r} to make a network with.")
+        raise UserError(f"There is no callable {name!r} that makes a network.")
     try:
         net: nn.Module = make(env)
         net.register_forward_pre_hook(_contiguous)

@@ -91,6 +91,21 @@ def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (),
     return _by_key(rows, see)
 
 
+def observation_at(rows: Any, at: Any, history: int, stacked: tuple[str, ...] = ()) -> Any:
+    """`observation` at another row of each window, where history is blanked: `at` and the rows are torch tensors, [B]."""
+    xp = namespace(at)
+
+    def see(name: str) -> Any:
+        x = rows[name]
+        stack = history if history > 1 and (not stacked or name.removeprefix("obs/") in stacked) else 1
+        steps, windows = (xp.arange(n, device=at.device) for n in (stack, len(x)))
+        index = (windows * x.shape[1] + at - stack + 1)[:, None] + steps  # [B, stack], into the flattened rows
+        found = x.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
+        return found if stack > 1 else found[:, 0]
+
+    return _by_key(rows, see)
+
+
 def observations(rows: Any, history: int, stacked: tuple[str, ...] = ()) -> Any:
     """What a network sees at every row from history - 1 on, as in `observation`: [B, T - history + 1, ...]."""
 

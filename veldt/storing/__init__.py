@@ -7,7 +7,8 @@
     limiters.py   when inserts or samples wait
     ring.py       BlockRing: what all stores have in common; UnrollQueue: each item once, oldest first (IMPALA)
     slots.py      where blocks lie, and how many a capacity takes; windows.py: how they are read
+    device.py     the same on a GPU, from a copy of the blocks there
 
 May import records and the top-level modules (ports, program, metrics, errors, machine); no other package.
-Torch is imported for pinned buffers alone.
+Torch is imported for pinned buffers and for a store on a GPU alone.
 """

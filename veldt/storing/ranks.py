@@ -7,7 +7,7 @@ from veldt.records.tree import Array
 from veldt.storing.selectors import Prioritized, all_valid
 from veldt.storing.slots import BlockMemory, PrivateMemory
 
-SORTED = 8  # the heap is sorted when one in so many items has changed
+SORTED = 8  # the heap is sorted when one in this many items has changed
 
 
 class Ranked(Prioritized):
@@ -17,7 +17,7 @@ class Ranked(Prioritized):
         return RankHeap(leaves, self.alpha, memory)
 
     def save(self) -> Array:
-        """A rebuilt heap is sorted, so this one is sorted too: a resumed run goes on with the ranks of this one."""
+        """A rebuilt heap is sorted, so this one is sorted too: a resumed run continues with the same ranks."""
         self.tree.rebuild(self.tree[:])
         return super().save()
 
@@ -27,7 +27,7 @@ class RankHeap:
 
     The rank of an item is its place in a binary heap of the keys, which is an approximation: a parent is never smaller than
     its children, but a left child may be smaller than a right child's children. Sorted, the heap has the exact ranks; it is
-    sorted after every so many changes. Every place is held by one item at any time, so the probabilities that `draw`
+    sorted after a number of changes. Every place is held by one item at any time, so the probabilities that `draw`
     returns are exact.
     """
 

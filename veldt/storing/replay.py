@@ -10,7 +10,7 @@ from veldt.errors import UserError
 from veldt.metrics import DEMOS, STORE
 from veldt.ports import Source
 from veldt.records.block import Block, Schema
-from veldt.records.tree import Array
+from veldt.records.tree import Array, namespace
 from veldt.storing.limiters import Limiter
 from veldt.storing.ring import BlockRing
 from veldt.storing.selectors import Prioritized, check_priorities
@@ -39,11 +39,12 @@ class Replay(BlockRing):
         memory: BlockMemory | None = None,  # the one that the selector was made with
         pinned: bool = False,
         candidates: int = 1,  # blocks of which one is evicted
+        device: str = "",
     ) -> None:
         self.selector, self.capacity, self.candidates = selector, capacity, candidates
         self.hard_capacity = int(capacity * (1 + slack))
         self.rng = np.random.default_rng(seed)
-        super().__init__(schema, limiter, n_slots, memory, pinned)
+        super().__init__(schema, limiter, n_slots, memory, pinned, device)
 
     def _adopt(self) -> None:
         super()._adopt()
@@ -189,10 +190,15 @@ class Mixture(Replay):
     def _together(self, own: Sample, theirs: Sample, chosen: Array) -> Sample:
         """Two samples as one, where `chosen` says which items are theirs."""
 
-        def both(a: Array, b: Array) -> Array:
-            out = np.empty((len(chosen), *a.shape[1:]), a.dtype)
-            out[~chosen], out[chosen] = a, b
-            return out
+        def both(a: Any, b: Any) -> Any:
+            if namespace(a) is np:
+                out = np.empty((len(chosen), *a.shape[1:]), a.dtype)
+                out[~chosen], out[chosen] = a, b
+                return out
+            from_numpy = namespace(a).from_numpy
+            where = [from_numpy(np.flatnonzero(x)).to(a.device) for x in (~chosen, chosen)]
+            out = a.new_empty((len(chosen), *a.shape[1:]))
+            return out.index_copy_(0, where[0], a).index_copy_(0, where[1], b)
 
         weights = both(
             self.selector.raw_weights(own.probability, self.size),
@@ -224,7 +230,7 @@ class Mixture(Replay):
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         if state["demo_digest"] != self._digest:
-            raise UserError("The demonstrations are not those that the checkpoint was made with.")
+            raise UserError("The demonstrations differ from those of the checkpoint.")
         self.demos.load_state(self.demos.state() | {"mass": state["demo_mass"], "rng": state["demo_rng"]})
 
 

@@ -4,6 +4,7 @@ Block number `serial` is in slot serial % n_slots. Its s-th window start is leaf
 again, and has the key serial * S + s, which is never used again: so a key whose block is gone is recognised.
 """
 
+import logging
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from veldt.storing.slots import NO_SOURCE, BlockMemory, PrivateMemory, Slots
 from veldt.storing.store import Blocks, Sample, Store
 from veldt.storing.windows import Windows, locate
 
+log = logging.getLogger("veldt")
 COUNTS = ("oldest", "next", "size", "inserted", "sampled", "stale", "evicted", "duplicates")
 counts_of = attrgetter(*COUNTS)
 
@@ -31,11 +33,17 @@ class BlockRing(Slots, Store):
     METRICS: ClassVar = STORE
 
     def __init__(
-        self, schema: Schema, limiter: Limiter, n_slots: int, memory: BlockMemory | None = None, pinned: bool = False
+        self,
+        schema: Schema,
+        limiter: Limiter,
+        n_slots: int,
+        memory: BlockMemory | None = None,
+        pinned: bool = False,
+        device: str = "",  # of torch; samples are tensors there, gathered from a copy of the blocks
     ) -> None:
         memory = memory or PrivateMemory()
         super().__init__(schema, n_slots, memory)
-        self.limiter = limiter
+        self.limiter, self.device = limiter, device
         self.size = 0  # items
         self.inserted = 0  # items, ever
         self.sampled = 0  # items, ever
@@ -44,7 +52,8 @@ class BlockRing(Slots, Store):
         self.duplicates = 0  # blocks that came twice
         self.latest: dict[int, int] = {}  # channel -> number of the newest message taken from it
         self._kept = memory.zeros(len(COUNTS), np.int64)  # a copy of the counts
-        self._windows = Windows(schema, self.rows, pinned)  # pinned: samples lie in pages that a GPU can read by itself
+        # pinned: samples lie in pages that a GPU can read by itself
+        self._windows: Any = _on_device(self, device) if device else Windows(schema, self.rows, self.starts, pinned)
         if memory.found:
             self._adopt()
             self.keep()
@@ -61,6 +70,7 @@ class BlockRing(Slots, Store):
         else:
             self.oldest = self.next
         self.size = int(self.items.sum())
+        self._windows.outdated = True
         for channel, number in self.sources[serials % self.n_slots].tolist():
             if channel != NO_SOURCE.channel:
                 self.latest[channel] = max(number, self.latest.get(channel, -1))
@@ -100,6 +110,18 @@ class BlockRing(Slots, Store):
         self.keep()
         return True
 
+    def write(self, serial: int, block: Block, source: Source | None) -> None:
+        super().write(serial, block, source)
+        self._windows.wrote(serial % self.n_slots)
+
+    def _bring_up_to_date(self) -> None:
+        """Blocks were written that `write` has not seen: by an earlier process, or from a checkpoint."""
+        self._windows.outdated = False
+        for serial in range(self.oldest, self.next):
+            self._windows.wrote(serial % self.n_slots)
+        if self.device and self.next > self.oldest:
+            log.info("store: %d blocks copied from RAM to %s", self.next - self.oldest, self.device)
+
     def _make_room(self, items: int) -> bool:
         """Whether the next slot is free for a block with this many items. A store that evicts makes it free."""
         return not self.full
@@ -126,12 +148,13 @@ class BlockRing(Slots, Store):
         Where a window trains a single step (`Window.slices`), observations before that step's episode read as zeros: a
         stack of the history is then a plain slice of the window.
         """
+        if self._windows.outdated:
+            self._bring_up_to_date()
         schema, oldest_leaf = self.schema, self.oldest % self.n_slots * self.schema.starts
-        states = {name: array.take(leaves, axis=0) for name, array in self.starts.items()}
         first, keys = locate(
             leaves, schema.starts, schema.rows, schema.window.stride, self.oldest, oldest_leaf, self.items.size
         )
-        return Sample(keys, self._windows.read(first), schema.start_layout.columns(states), weights, probability)
+        return Sample(keys, self._windows.read(first), self._windows.read_starts(leaves), weights, probability)
 
     def spread_blocks(self, n: int) -> Blocks:
         n, schema = min(n, self.next - self.oldest), self.schema
@@ -158,7 +181,7 @@ class BlockRing(Slots, Store):
         return {"items": self.items.copy(), "counts": dict(zip(COUNTS, counts_of(self), strict=True))}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Channels start anew when a run is resumed: the messages of the earlier ones are not remembered."""
+        """A resumed run starts with new channels: the messages of the earlier ones are not remembered."""
         if state["items"].shape != self.items.shape:
             theirs, ours = (" x ".join(map(str, x.shape)) for x in (state["items"], self.items))
             raise UserError(
@@ -172,6 +195,7 @@ class BlockRing(Slots, Store):
         self.commit[:] = 0
         self.sources[:] = NO_SOURCE
         self.commit[serials % self.n_slots] = serials + 1
+        self._windows.outdated = True  # the blocks come next, perhaps from another process
         self.keep()
 
     def drop_items(self, first: int, stop: int) -> Array:
@@ -191,6 +215,14 @@ class BlockRing(Slots, Store):
         empty = np.ones(self.n_slots, np.bool_)
         empty[np.arange(self.oldest, self.next) % self.n_slots] = False
         assert not self.items[empty].any()
+
+
+def _on_device(ring: Slots, device: str) -> Any:
+    import torch
+
+    from veldt.storing.device import DeviceWindows
+
+    return DeviceWindows(ring.schema, ring.rows, ring.starts, torch.device(device))
 
 
 class UnrollQueue(BlockRing):

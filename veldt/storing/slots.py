@@ -48,7 +48,7 @@ class PrivateMemory:
 
 
 class Slots:
-    """The blocks with serials oldest ... next - 1. Another process can map those of a store that goes on meanwhile.
+    """The blocks with serials oldest ... next - 1. Another process can map those of a store that is in use.
 
     A store starts at once, however large it is: pages for blocks are allocated when a process first writes near them.
     """

@@ -14,6 +14,8 @@ from veldt.storing.slots import BlockMemory, Slots
 
 
 class Sample(NamedTuple):
+    """Arrays; of a store on a GPU, rows and starts are tensors there."""
+
     keys: Array  # int64 [n]
     rows: Tree  # columns [n, T, ...]
     starts: Tree  # columns [n, ...]

@@ -88,11 +88,22 @@ def earlier_rows(first: Array, valid: Array, at: int) -> Array:
 
 
 class Windows:
-    def __init__(self, schema: Schema, rows: Tree, pinned: bool = False) -> None:
-        self.schema, self.rows = schema, rows
+    """Reads windows, and the recurrent state at window starts. `storing/device.py` has the same on a GPU."""
+
+    outdated = False  # blocks were changed without `wrote`: it has to be called for all
+
+    def __init__(self, schema: Schema, rows: Tree, starts: Tree, pinned: bool = False) -> None:
+        self.schema, self.rows, self.starts = schema, rows, starts
         self._buffers = Buffers(pinned)
         self._blanks = schema.window.slices and schema.window.before > 0
         self._packed = [name for name in schema.layout.spec if is_observation(name) and name not in schema.layout.large]
+
+    def wrote(self, slot: int) -> None:
+        """The block in this slot is another now."""
+
+    def read_starts(self, leaves: Array) -> Tree:
+        """Copies of the columns [n, ...] of these window starts."""
+        return self.schema.start_layout.columns({name: array.take(leaves, axis=0) for name, array in self.starts.items()})
 
     def read(self, first: Array) -> Tree:
         """The columns [n, T, ...] of the windows that start at these rows."""

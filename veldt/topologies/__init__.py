@@ -104,7 +104,7 @@ def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any
 
 def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
     """In the store's process, and before the policies: the first weights are the learner's."""
-    how = (config.learner, config.steps, derive(config.seed, "learner"), config.device)
+    how = (config.learner, config.steps, derive(config.seed, "learner"), config.learner_device)
     args = (config.algorithm, env, store, params, counters, *how)
     return program.add("learner", Learner, *args, on=store, threads=config.threads, keep=True)
 
@@ -115,7 +115,7 @@ def add_actor(
     """The i-th actor with its policy and recorder, in one process: that of `on`, or a new one."""
     seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
     explore = config.actor.explore(i * n, n, n * config.actors)
-    how = (explore, derive(seed, "policy", i), config.refresh)
+    how = (explore, derive(seed, "policy", i), config.refresh, config.actor.hold)
     policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
     on = on or policy
     recorder = _add_recorder(program, config, env, f"recorder/{i}", policy, store, on=on)
@@ -133,12 +133,14 @@ def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, pa
         "inference",
         BatchedPolicy,
         *args,
+        hold=config.actor.hold,
         groups=config.total_actors * central.groups,
         n=n,
         batch=central.batch or total,
         wait=1e-3 * central.wait_ms if local else 0.0,  # inline nothing could arrive meanwhile
         together=central.groups,
-        device=central.device or config.device,
+        device=config.inference_device,
+        graph=central.graph == "auto",
         threads=config.threads,
     )
     examples = send_examples(env, n)

@@ -3,6 +3,7 @@
 Each kind has a builder of its own, because a runtime reads from a builder's annotation which class its node will be.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from veldt.counters import Counters
 from veldt.demos.recording import Immediate
 from veldt.demos.set import Demos
 from veldt.errors import UserError
+from veldt.machine import format_bytes
 from veldt.program import BLOCK_MEMORY, Program
 from veldt.records.block import Block, Schema
 from veldt.records.step import EnvSpec
@@ -27,6 +29,8 @@ from veldt.storing.selectors import Prioritized, Uniform
 from veldt.storing.slots import LEAF_BYTES, RANKED_BYTES, BlockMemory, Size, plan_size
 from veldt.storing.store import insert_examples
 
+log = logging.getLogger("veldt")
+ROOM = 0.6  # of a GPU's free memory, for a store that goes there by itself
 CANDIDATES = 4  # of which one is evicted by priority: on average 1.5 blocks are copied for it
 
 
@@ -47,7 +51,7 @@ def make_replay(config: Any, schema: Schema, memory: BlockMemory | None = None, 
 
 
 def _replay_arguments(
-    config: Any, schema: Schema, memory: BlockMemory | None, counters: Counters | None
+    config: Any, schema: Schema, memory: BlockMemory | None, counters: Counters | None, device: str | None = None
 ) -> tuple[Any, ...]:
     size, store = store_size(config, schema), config.store
     limiter: Limiter = MinSize(store.min_size)
@@ -55,15 +59,19 @@ def _replay_arguments(
         burst, batch = config.envs_per_actor * schema.starts, config.learner.batch * config.learner.prefetch
         limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
     selector, seed = _make_selector(config, size.slots * schema.starts, memory, counters), derive(config.seed, "store")
-    pinned, candidates = config.device != "cpu", CANDIDATES if store.evict == "priority" else 1
-    return schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, pinned, candidates
+    device = store_device(config, size.nbytes) if device is None else device
+    candidates = CANDIDATES if store.evict == "priority" else 1
+    pinned = config.learner_device != "cpu" and not device
+    return schema, selector, limiter, size.capacity, size.slots, store.slack, seed, memory, pinned, candidates, device
 
 
 def make_queue(
     config: Any, schema: Schema, memory: BlockMemory | None = None, counters: Counters | None = None
 ) -> UnrollQueue:
     size = store_size(config, schema)
-    return UnrollQueue(schema, Queue(size.capacity), size.slots, memory, pinned=config.device != "cpu")
+    device = store_device(config, size.nbytes)
+    pinned = config.learner_device != "cpu" and not device
+    return UnrollQueue(schema, Queue(size.capacity), size.slots, memory, pinned, device)
 
 
 def make_mixture(
@@ -72,10 +80,26 @@ def make_mixture(
     size = demos_size(config, schema)
     leaves = size.slots * schema.starts
     selector, seed = _make_selector(config, leaves, None, counters), derive(config.seed, "demonstrations")
-    demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed)
+    device = store_device(config, size.nbytes + store_size(config, schema).nbytes)
+    demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed, device=device)
     for block in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
         demos.insert(block, None)
-    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory, counters))
+    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory, counters, device))
+
+
+def store_device(config: Any, nbytes: int) -> str:
+    """The GPU on which samples are gathered; empty: in RAM. Called in the learner's process, whose GPU it asks."""
+    if config.store.device == "cpu" or config.learner_device == "cpu":
+        return ""
+    if config.store.device != "auto":
+        return str(config.store.device)
+    import torch
+
+    free = torch.cuda.mem_get_info(config.learner_device)[0]
+    if nbytes <= ROOM * free:
+        return str(config.learner_device)
+    log.info("store: its blocks stay in RAM: %s, and %s free on the GPU", format_bytes(nbytes), format_bytes(free))
+    return ""
 
 
 def _make_selector(config: Any, leaves: int, memory: BlockMemory | None, counters: Counters | None) -> Prioritized:

@@ -1,0 +1,108 @@
+"""Forward passes of central inference as CUDA graphs: history and recurrent state stay on the GPU, a new record goes up,
+and what decides the actions comes down.
+
+A graph has a fixed number of environments. There is one for each power of two, and a smaller batch is filled up with
+environments that do not exist: one more row of the histories and states, which nothing reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from veldt.algorithms.base import Algorithm, Tensors
+from veldt.records.tree import Tree
+
+WARM_UP = 2  # passes of a size before it is captured
+SMALLEST = 8  # environments
+
+
+class Pass(NamedTuple):
+    """A forward pass of one size: what it reads and writes, on the device and on the host."""
+
+    lanes: Tensor  # [size], the environments
+    new: Tensors  # [size, ...], their newest records
+    out: Tensors  # what the pass gives, and the recurrent state before it
+    hosts: Tensors  # copies of that in pinned memory
+    graph: Any  # None: its operations are launched one by one
+
+
+class GraphedForward:
+    """`rows` [total + 1, history, ...] and `states` [total + 1, ...] are those of all environments, on the device."""
+
+    def __init__(
+        self, algorithm: Algorithm, net: nn.Module, rows: Tensors, states: Tensors, stage: Tensors, seen: list[str]
+    ):
+        self.algorithm, self.net, self.rows, self.states, self.stage, self.seen = algorithm, net, rows, states, stage, seen
+        self.device = next(net.parameters()).device
+        self.total = len(next(iter(stage.values())))
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._passes: dict[int, Pass] = {}
+        self._runs: dict[int, int] = {}
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))  # the weights were made there
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def run(self, index: Tensor) -> Tree:
+        """Takes the staged records of these environments; returns what the pass gives and the state before it, [n, ...]."""
+        n = len(index)
+        size = min(max(SMALLEST, 1 << (n - 1).bit_length()), max(self.total, SMALLEST))
+        made = self._passes.get(size) or self._make(size)
+        made.lanes[:n].copy_(index, non_blocking=True)
+        made.lanes[n:].fill_(self.total)
+        for name, x in made.new.items():
+            x[:n].copy_(self.stage[name][:n], non_blocking=True)
+        if made.graph is not None:
+            made.graph.replay()
+        else:
+            made = self._begin(size, made)
+        for name, host in made.hosts.items():
+            host[:n].copy_(made.out[name][:n], non_blocking=True)
+        if self.stream is not None:
+            self.stream.synchronize()
+        return {name: host[:n].numpy().copy() for name, host in made.hosts.items()}
+
+    def _make(self, size: int) -> Pass:
+        index = torch.full((size,), self.total, dtype=torch.int64, device=self.device)
+        new = {name: torch.zeros(size, *x.shape[1:], dtype=x.dtype, device=self.device) for name, x in self.stage.items()}
+        return Pass(index, new, {}, {}, None)
+
+    def _begin(self, size: int, made: Pass) -> Pass:
+        """A pass without a graph; or the capture, and its first replay."""
+        runs = self._runs[size] = self._runs.get(size, 0) + 1
+        if self.stream is None or runs <= WARM_UP:
+            made = made._replace(out=self._compute(made))
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                out = self._compute(made)
+            made = made._replace(out=out, graph=graph)
+            graph.replay()
+        if not made.hosts:
+            pin = self.stream is not None
+            hosts = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=pin) for name, x in made.out.items()}
+            made = made._replace(hosts=hosts)
+        self._passes[size] = made
+        return made
+
+    def _compute(self, made: Pass) -> Tensors:
+        index, new = made.lanes, made.new
+        before = {}
+        for name, x in self.states.items():  # zero where an episode begins
+            begins = new["first"].view(-1, *[1] * (x.ndim - 1))
+            before[name] = x[index].masked_fill(begins, 0)
+        rows = {name: new[name][:, None] for name in self.seen}
+        if self.rows:
+            rows = {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in self.rows.items()}
+        out, after = self.algorithm.forward(self.net, rows, before)
+        for name, x in self.rows.items():
+            x.index_copy_(0, index, rows[name])
+        for name, x in after.items():
+            self.states[name].index_copy_(0, index, x)
+        return out | before
