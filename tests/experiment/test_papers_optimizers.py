@@ -100,11 +100,11 @@ A3C = LearnerConfig(optimizer="rmsprop", lr=7e-4, anneal=True, decay=0.99, eps=0
     ("config", "gradients", "paper"),
     [
         (recipes.make("dqn", ATARI).learner, lambda: (x.mean(0) for x in batches(32)), dqn_2015),
-        (recipes.make("apex-dqn", ATARI).learner, lambda: (x.mean(0) for x in batches(512)), apex_2018),
+        (recipes.make("apex-dqn-paper", ATARI).learner, lambda: (x.mean(0) for x in batches(512)), apex_2018),
         (A3C, lambda: (x.sum(0) for x in batches(5)), a3c_2016),
         (recipes.make("impala", ATARI).learner, lambda: (x.sum(0) for x in batches(32)), impala_2018),
     ],
-    ids=["dqn", "apex-dqn", "a3c", "impala"],
+    ids=["dqn", "apex-dqn-paper", "a3c", "impala"],
 )
 def test_a_thousand_updates_are_those_of_the_paper(
     config: LearnerConfig, gradients: Callable[[], Iterator[Array]], paper: Callable[[], Array]

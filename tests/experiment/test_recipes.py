@@ -79,7 +79,7 @@ def test_overrides_by_dotted_name_and_by_nested_dict() -> None:
     assert isinstance(config.learner.lr, float)
     nested = override(config, {"learner": {"lr": 2.0, "batch": 3}, "envs_per_actor": 1})
     assert (nested.learner.lr, nested.learner.batch, nested.envs_per_actor) == (2.0, 3, 1)
-    assert recipes.make("dqn").steps == 60_000, "the recipe itself is not changed"
+    assert recipes.make("dqn").learner.lr != 1.0, "the recipe itself is not changed"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_numbers_that_must_be_positive(name: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every"]
+    "name",
+    ["seed", "store.min_size", "store.samples_per_insert", "store.slack", "eval.every", "checkpoint.every", "memory.limit"],
 )
 def test_numbers_that_must_not_be_negative(name: str) -> None:
     settings.check(recipes.make("dqn", **{name: 0}))
@@ -276,6 +277,9 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
         ("r2d2", {"demo_ratio": 0.5}, "demo_ratio .* --demos"),
         ("r2d2", {"algorithm.lstm": 0, "algorithm.clip_last_reward": 1.0}, "algorithm.clip_last_reward .* an LSTM"),
         ("impala", {"store.actors_wait": False}, "store.actors_wait .* a replay store"),
+        ("impala", {"store.min_size": 10}, "store.min_size .* a replay store"),
+        ("impala", {"learner.target_every": 10}, "learner.target_every .* a target network"),
+        ("dqn", {"learner.trim_every": 10}, "learner.trim_every .* --store.slack"),
     ],
     ids=str,
 )

@@ -346,7 +346,8 @@ def test_cartpole_is_solved_in_processes(tmp_path: Path) -> None:
 
 @pytest.mark.learning
 def test_catch_is_solved(tmp_path: Path) -> None:
-    run = veldt.train("impala", "veldt/Catch-v0", run=tmp_path / "r", quiet=True, runtime="inline", steps=150_000)
+    settings = {"runtime": "inline", "steps": 150_000, "learner.lr": 3e-3}
+    run = veldt.train("impala", "veldt/Catch-v0", run=tmp_path / "r", quiet=True, **settings)
     assert run.evaluate(50).mean_return == 1.0
 
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.learning
 
 GAMMA = 0.9
 STATES = 8  # of veldt/Chain-v0
+SOON = {"learner.lr": 1e-3, "store.samples_per_insert": 32, "actor.hold": 1, "eval.every": 0}  # for few steps
 
 
 def chain_optimum(n, gamma):
@@ -67,7 +68,7 @@ def test_chain_is_not_solved_without_bootstrapping(tmp_path):
 
 
 def test_catch_from_pixels(tmp_path):
-    settings = {"algorithm.n": 1, "actor.epsilon_steps": 3_000, "store.min_size": 500, "eval.every": 0}
+    settings = SOON | {"algorithm.n": 1, "actor.epsilon_steps": 3_000, "store.min_size": 500}
     run = veldt.train("dqn", env="veldt/Catch-v0", run=tmp_path, quiet=True, steps=6_000, **settings)
     assert run.evaluate(100).mean_return >= 0.95
 
@@ -78,13 +79,13 @@ def small_sea():
 
 def test_a_small_deep_sea(tmp_path):
     """One episode in 32 of random play finds the treasure; the optimum is 1 - 0.01."""
-    settings = {"actor.epsilon_steps": 4_500, "store.min_size": 500, "eval.every": 0, "algorithm.n": 1}
+    settings = SOON | {"actor.epsilon_steps": 4_500, "store.min_size": 500, "algorithm.n": 1}
     run = veldt.train("dqn", env=small_sea, run=tmp_path, quiet=True, steps=6_000, **settings)
     assert run.evaluate(5).returns == pytest.approx([0.99] * 5)
 
 
 def test_cartpole_in_20_000_steps(tmp_path):
     """Three steps of reward alone, without the bootstrap, come to about 120."""
-    settings = {"store.samples_per_insert": 16, "eval.every": 0}
+    settings = SOON | {"store.samples_per_insert": 16}
     run = veldt.train("dqn", env="CartPole-v1", run=tmp_path, quiet=True, steps=20_000, **settings)
     assert run.evaluate(20).mean_return >= 200

@@ -96,6 +96,20 @@ APEX_DQN = Paper(
     },
 )
 
+QUICK = "one machine has few actors, and learns soon with larger steps from smaller batches; see docs/results/atari.md"
+CHANGED = (
+    "store.capacity",
+    "store.min_size",
+    *(f"learner.{x}" for x in ("batch", "optimizer", "lr", "eps", "target_every")),
+)
+ONE_MACHINE = APEX_DQN._replace(
+    settings={
+        name: value._replace(why=QUICK) if name in CHANGED else value
+        for name, value in APEX_DQN.settings.items()
+        if name not in ("learner.centered", "learner.decay")  # of RMSProp
+    }
+)
+
 APEX_DPG = Paper(
     APEX_DQN.name,
     "Ape-X DPG",
@@ -213,7 +227,8 @@ R2D3 = Paper(
 
 PAPERS = {
     "dqn": DQN,
-    "apex-dqn": APEX_DQN,
+    "apex-dqn": ONE_MACHINE,
+    "apex-dqn-paper": APEX_DQN,
     "apex-dpg": APEX_DPG,
     "impala": IMPALA,
     "seed-vtrace": SEED,

@@ -15,7 +15,7 @@ PIXELS = {"Atari": "ALE/Pong-v5", "MinAtar": "MinAtar/Breakout-v1", "other": "Ca
 VECTORS = {"MuJoCo": "HalfCheetah-v5", "other": "Pendulum-v1"}
 LEFT_OUT = ("recipe", "env", "seed")
 # Values that depend on the machine, of the first column.
-OF_THE_MACHINE = {("dqn", "threads"): "cores, at most 8"} | {
+OF_THE_MACHINE = {("dqn", "threads"): "cores, at most 8", ("apex-dqn", "inference"): "central with a GPU"} | {
     (recipe, "actors"): "cores - 1" for recipe in RECIPES if recipe not in ("dqn", "apex-dpg")
 }
 

@@ -29,7 +29,7 @@ from veldt.experiment.config import (
 )
 from veldt.experiment.settings import override
 from veldt.learning.learner import LearnerConfig
-from veldt.machine import core_count
+from veldt.machine import core_count, find_device
 
 PRIORITIZED = StoreConfig(slack=0.05, selector="prioritized")
 SEQUENCES = replace(PRIORITIZED, alpha=0.9, beta=0.6)
@@ -39,6 +39,12 @@ RMSPROP = LearnerConfig(optimizer="rmsprop", decay=0.95, clip_norm=40.0)
 
 def is_minatar(env: str) -> bool:
     return env.startswith("MinAtar/")
+
+
+def usual_steps(env: str) -> int:
+    """300 of the environment's longest episodes, but 100,000 to 500,000 steps; 300,000 if it has no limit that we know."""
+    longest = getattr(gym.registry.get(env), "max_episode_steps", None) or 1_000
+    return min(max(300 * longest, 100_000), 500_000)
 
 
 def distributed(recipe: str, topology: str, env: str) -> Config:
@@ -88,25 +94,57 @@ def dqn(env: str) -> Config:
             eval=EvalConfig(every=25_000, episodes=20, max_length=10_000),
             checkpoint=CheckpointConfig(every=100_000),
         )
-    return replace(config, algorithm=DQN(n=3, double=True), learner=learner)
+    return replace(
+        config,
+        steps=usual_steps(env),
+        algorithm=DQN(n=3, double=True, normalize_obs=True),
+        actor=ActorConfig(hold=32),
+        store=StoreConfig(capacity="100_000", samples_per_insert=16.0),
+        learner=replace(learner, lr=5e-4),
+        eval=EvalConfig(max_length=10_000),
+        checkpoint=CheckpointConfig(every=50_000),
+    )
+
+
+def apex_dqn_paper(env: str) -> Config:
+    """Ape-X DQN with the paper's numbers for Atari, which were made for 360 actors and 22.8 billion frames."""
+    config = apex_dqn(env)
+    if not is_atari(env):
+        return replace(config, recipe="apex-dqn-paper")
+    return replace(
+        config,
+        recipe="apex-dqn-paper",
+        protocol="apex",
+        inference="local",
+        actors=max(1, core_count() - 1),
+        envs_per_actor=8,
+        store=replace(config.store, capacity="2_000_000", min_size=50_000),
+        learner=replace(RMSPROP, batch=512, lr=6.25e-5, eps=1.5e-7, target_every=2_500, publish_every=10, prefetch=2),
+    )
 
 
 def apex_dqn(env: str) -> Config:
-    """Ape-X DQN (Horgan et al. 2018): many actors, one prioritized store, one learner. Atari: the paper's numbers."""
+    """Ape-X DQN (Horgan et al. 2018): many actors, one prioritized store, one learner. Atari: for one machine."""
     config = distributed("apex-dqn", "apex", env)
     if is_atari(env):
+        gpu = find_device("auto") == "cuda"
         return replace(
-            atari(config, protocol="apex", epsilon=0.001),
+            atari(config, protocol="apex:minimal", epsilon=0.001),
+            actors=max(1, core_count() - (2 if gpu else 1)),  # with a GPU, inference takes a core too
+            envs_per_actor=16,
+            inference="central" if gpu else "local",
             algorithm=DQN(n=3, double=True, dueling=True, huber=False, history=4, clip_reward=1.0),
             actor=LadderConfig(refresh=100),  # 400 frames
             store=replace(
                 PRIORITIZED,
-                capacity="2_000_000",
-                min_size=50_000,
+                capacity="1_000_000",
+                min_size=20_000,
                 samples_per_insert=8.0,  # the paper's free-running learner samples an item 1.3 times, with 360 actors
                 actors_wait=False,
             ),
-            learner=replace(RMSPROP, batch=512, lr=6.25e-5, eps=1.5e-7, target_every=2_500, publish_every=10, prefetch=2),
+            learner=LearnerConfig(
+                batch=256, lr=2.5e-4, eps=1e-4, clip_norm=40.0, target_every=1_000, publish_every=10, prefetch=2
+            ),
         )
     learner = LearnerConfig(anneal=True, publish_every=10, prefetch=4)
     if is_minatar(env):
@@ -122,12 +160,12 @@ def apex_dqn(env: str) -> Config:
         )
     return replace(
         config,
-        steps=100_000,
-        algorithm=DQN(n=10, double=True),
+        steps=usual_steps(env),
+        algorithm=DQN(n=3, double=True, normalize_obs=True),
         # With few environments the paper's ladder makes half of them nearly greedy; a flatter one learns faster.
-        actor=LadderConfig(alpha=3.0),
-        store=replace(PRIORITIZED, capacity="20_000", min_size=1_000, samples_per_insert=4.0),
-        learner=replace(learner, lr=3e-3, target_every=50),
+        actor=LadderConfig(alpha=3.0, hold=32),
+        store=replace(PRIORITIZED, capacity="100_000", min_size=1_000, samples_per_insert=16.0),
+        learner=replace(learner, lr=5e-4, target_every=200),
         eval=replace(config.eval, every=10_000),
         checkpoint=CheckpointConfig(every=40_000),
     )
@@ -149,10 +187,11 @@ def apex_dpg(env: str) -> Config:
         )
     return replace(
         config,
-        steps=100_000,
-        algorithm=DPG(n=3, critic=(128, 128), actor=(64, 64), invert_gradients=True),
+        steps=usual_steps(env),
+        algorithm=DPG(n=3, critic=(128, 128), actor=(64, 64), invert_gradients=True, twin=True, normalize_obs=True),
+        actor=GaussianConfig(hold=8),
         store=replace(PRIORITIZED, capacity="100_000", min_size=2_000, samples_per_insert=32.0),
-        learner=replace(learner, lr=1e-3),
+        learner=replace(learner, lr=1e-3, anneal=True),
         checkpoint=CheckpointConfig(every=50_000),
     )
 
@@ -168,23 +207,44 @@ def r2d2(env: str) -> Config:
             store=replace(SEQUENCES, capacity="4_000_000", min_size=5_000, samples_per_insert=0.8, actors_wait=False),
             learner=LearnerConfig(batch=64, lr=1e-4, eps=1e-3, clip_norm=40.0, target_every=2_500, publish_every=10),
         )
-    small, units = is_minatar(env), 128 if is_minatar(env) else 64
+    learner = LearnerConfig(anneal=True, eps=1e-5, clip_norm=40.0, publish_every=5, prefetch=4)
+    if is_minatar(env):
+        return replace(
+            config,
+            steps=2_000_000,
+            algorithm=R2D2(gamma=0.99, n=3, burn_in=8, length=16, stride=8, lstm=128, head=128),
+            actor=LadderConfig(block=64, alpha=3.0),
+            store=replace(SEQUENCES, capacity="100_000", min_size=200, samples_per_insert=8.0),
+            learner=replace(learner, batch=32, lr=1e-3, target_every=200),
+            eval=replace(config.eval, every=20_000),
+            checkpoint=CheckpointConfig(every=100_000),
+        )
     return replace(
         config,
-        steps=2_000_000 if small else 200_000,
-        algorithm=R2D2(gamma=0.99, n=3, burn_in=8, length=16, stride=8, lstm=units, head=units, hidden=(64,)),
-        actor=LadderConfig(block=64, alpha=3.0),
-        store=replace(SEQUENCES, capacity="100_000", min_size=200, samples_per_insert=8.0),
-        learner=LearnerConfig(
-            batch=32, lr=1e-3, anneal=True, eps=1e-5, clip_norm=40.0, target_every=200, publish_every=5, prefetch=4
+        steps=usual_steps(env),
+        # Without rescaling: where many rewards add up, h hides how little one action is better than another.
+        algorithm=R2D2(
+            gamma=0.99,
+            n=3,
+            burn_in=8,
+            length=16,
+            stride=8,
+            lstm=64,
+            head=64,
+            hidden=(64,),
+            rescaling=False,
+            normalize_obs=True,
         ),
+        actor=LadderConfig(block=64, alpha=3.0, hold=32),
+        store=replace(PRIORITIZED, capacity="100_000", min_size=200, samples_per_insert=32.0),
+        learner=replace(learner, batch=16, lr=5e-4, target_every=400),
         eval=replace(config.eval, every=20_000),
-        checkpoint=CheckpointConfig(every=100_000),
+        checkpoint=CheckpointConfig(every=50_000),
     )
 
 
 def r2d3(env: str) -> Config:
-    """R2D3 (Gulcehre et al. 2020): r2d2 that also learns from demonstrations; give them with --demos."""
+    """R2D3 (Gulcehre et al. 2020): r2d2 that also learns from demonstrations (--demos)."""
     config = replace(r2d2(env), recipe="r2d3", demo_ratio=0.25)
     if is_atari(env):  # the paper has no Atari; these are its numbers for Hard-Eight, where they are known
         algorithm = replace(config.algorithm, burn_in=40, length=40, stride=40, stored_state=False)
@@ -215,10 +275,15 @@ def impala(env: str) -> Config:
     small = is_minatar(env)
     return replace(
         config,
-        steps=4_000_000 if small else 300_000,
-        algorithm=VTraceActorCritic(gamma=0.99 if small else 0.995, normalize=True, entropy_cost=0.02 if small else 0.01),
+        steps=4_000_000 if small else 3 * usual_steps(env),
+        algorithm=VTraceActorCritic(
+            gamma=0.99 if small else 0.995,
+            normalize=True,
+            normalize_obs=not small,
+            entropy_cost=0.02 if small else 0.01,
+        ),
         store=replace(QUEUE, capacity=str(16 * 20)),
-        learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
+        learner=LearnerConfig(batch=8, lr=3e-3 if small else 1e-3, anneal=True, clip_norm=1.0, publish_every=1),
         eval=replace(config.eval, every=200_000 if small else 30_000),
         checkpoint=CheckpointConfig(every=500_000 if small else 100_000),
     )
@@ -229,7 +294,7 @@ def seed_vtrace(env: str) -> Config:
     return replace(impala(env), recipe="seed-vtrace", inference="central")
 
 
-FUNCTIONS: tuple[Any, ...] = (dqn, apex_dqn, apex_dpg, impala, seed_vtrace, r2d2, r2d3)
+FUNCTIONS: tuple[Any, ...] = (dqn, apex_dqn, apex_dqn_paper, apex_dpg, impala, seed_vtrace, r2d2, r2d3)
 RECIPES: dict[str, Callable[[str], Config]] = {recipe.__name__.replace("_", "-"): recipe for recipe in FUNCTIONS}
 
 
