@@ -3,13 +3,14 @@ BIN := .venv/bin
 QUICK := $(addprefix tests/, records storing learning nets acting algorithms/test_dqn.py algorithms/test_vtrace.py \
 	envs/test_envs.py test_architecture.py test_bounds.py test_metrics.py test_mutants.py test_program.py)
 
-.PHONY: help venv demo test test-quick test-long test-mutants lint bench clean
+.PHONY: help venv demo test test-quick test-long test-mutants chaos lint bench clean
 
 help:
 	@echo "make demo          train CartPole with Ape-X and the live table, evaluate it, draw its curve, record a video"
 	@echo "make test          lint and all tests (10 to 17 minutes on two cores)"
 	@echo "make test-quick    lint and the tests that start no run: the data path, stores, losses, networks (under 2 minutes)"
 	@echo "make test-long     the soaks and sweeps too"
+	@echo "make chaos         random faults against a run that learns: make chaos RECIPE=impala MINUTES=2 SEED=7 FLAGS='--transport grpc'"
 	@echo "make test-mutants  put known bugs of replay back, one at a time, and show the tests that catch them"
 	@echo "make bench         measure this machine against its limits, Stable-Baselines3, cpprb and multiprocessing"
 
@@ -42,6 +43,13 @@ test-quick: lint
 
 test-long: lint
 	VELDT_EXAMPLES=20 $(BIN)/pytest -m 'long or not long'
+
+RECIPE ?= apex-dqn
+MINUTES ?= 2
+
+chaos: venv
+	$(BIN)/python tests/chaos_schedule.py --recipe $(RECIPE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(SCORE),--score $(SCORE)) $(if $(FLAGS),-- $(FLAGS))
 
 test-mutants: venv
 	$(BIN)/python tests/mutants.py

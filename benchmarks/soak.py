@@ -1,22 +1,26 @@
-"""A long run of Ape-X DQN, watched from outside: RAM, descriptors and threads of every process, and throughput.
+"""Long runs, watched from outside: RAM, descriptors and threads of every process, and throughput.
 
     python benchmarks/soak.py --minutes 20 --out soak.json
+    python benchmarks/soak.py --minutes 120 --run apex-dqn --run "seed-vtrace --transport grpc"      two side by side
 
 Prints one line a process: the slope of its memory in MB an hour (least squares after a warm-up of a quarter of the time,
 with its 95 % bound), descriptors and threads at both ends; and env steps and updates a second of the last tenth of the time
-against the first tenth after the warm-up.
+against the first tenth after the warm-up. Exits with 1 if a run ended early, a process was restarted, or a figure is worse
+than what --slope (MB an hour) and --ratio (last to first throughput) allow.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -48,63 +52,115 @@ def slope(times: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     return float(fit[0]), float(fit[0] + 2.0 * spread)
 
 
+class Soak:
+    """One run: a recipe, and flags for it."""
+
+    def __init__(self, words: str, folder: Path) -> None:
+        self.words, self.run = words, folder / "run"
+        recipe, *flags = shlex.split(words)
+        command = [
+            sys.executable,
+            "-m",
+            "veldt",
+            "train",
+            recipe,
+            "--run",
+            str(self.run),
+            "--quiet",
+            "--steps",
+            str(10**12),
+        ]
+        command += ["--learner.no-anneal", "--checkpoint.every", "1000000", *flags]
+        self.trainer = subprocess.Popen(command)
+        self.seen: list[dict[str, Any]] = []
+
+    def look(self, at: float) -> None:
+        if self.trainer.poll() is not None:
+            sys.exit(f"{self.words}: the run ended early with code {self.trainer.returncode}")
+        self.seen.append({"time": at, "processes": look(self.run)})
+
+    def report(self, minutes: float) -> dict[str, Any]:
+        """Ends the run."""
+        sent = time.monotonic()
+        self.trainer.send_signal(signal.SIGINT)
+        code = self.trainer.wait(60)
+        report: dict[str, Any] = {"run": self.words, "minutes": minutes, "exit_code": code}
+        report["stop_s"] = round(time.monotonic() - sent, 2)
+        lines = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
+        report["restarts"] = next((line["restarts"] for line in reversed(lines) if "restarts" in line), 0.0)
+        warm = 60 * minutes / 4
+        report["processes"] = self._processes(warm)
+        for kind in ("env_steps", "learner_steps"):
+            points = np.array([(line["time_s"], line[kind]) for line in lines if line["time_s"] > warm])
+            tenth = max(2, len(points) // 10)
+            ends = [points[:tenth], points[-tenth:]]
+            first, last = ((part[-1, 1] - part[0, 1]) / (part[-1, 0] - part[0, 0]) for part in ends)
+            rates = {"first": round(first, 1), "last": round(last, 1), "ratio": round(last / first, 3)}
+            report[f"{kind}_per_s"] = rates
+        return report
+
+    def _processes(self, warm: float) -> dict[str, dict[str, Any]]:
+        out = {}
+        late = [look for look in self.seen if look["time"] > warm]
+        for name in late[-1]["processes"]:
+            points = [(look["time"], look["processes"][name]) for look in late if name in look["processes"]]
+            times, memory = np.array([t for t, _ in points]), np.array([p["memory"] for _, p in points]) / 1e6
+            hourly, bound = slope(times, memory)
+            first, last = points[0][1], points[-1][1]
+            out[name] = {
+                "memory_mb": round(float(memory[-1]), 1),
+                "mb_an_hour": round(hourly, 2),
+                "at_most": round(bound, 2),
+                "fds": [first["fds"], last["fds"]],
+                "threads": [first["threads"], last["threads"]],
+            }
+        return out
+
+
+def problems(report: dict[str, Any], steepest: float, least: float) -> list[str]:
+    found = [f"{n:.0f} restarts"] if (n := report["restarts"]) else []
+    for name, row in report["processes"].items():
+        if row["mb_an_hour"] > steepest:
+            found.append(f"{name} grows by {row['mb_an_hour']} MB an hour")
+        found += [f"{what} of {name}: {row[what]}" for what in ("fds", "threads") if row[what][1] > row[what][0]]
+    rates = {kind: report[f"{kind}_per_s"]["ratio"] for kind in ("env_steps", "learner_steps")}
+    return found + [f"{kind} last / first: {ratio}" for kind, ratio in rates.items() if ratio < least]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks")
+    parser.add_argument(
+        "--run", action="append", help="a recipe and its flags, in quotes; may be repeated (default: apex-dqn)"
+    )
+    parser.add_argument("--slope", type=float, default=1.0, help="MB an hour that a process may grow by")
+    parser.add_argument("--ratio", type=float, default=0.98, help="least last / first throughput")
     parser.add_argument("--out", type=Path, default=None, help="where to write all that was seen, as JSON")
-    parser.add_argument("flags", nargs="*", help="more flags for veldt train apex-dqn, after --")
     args = parser.parse_args()
+    soaks: list[Soak] = []
     with tempfile.TemporaryDirectory() as directory:
-        run = Path(directory) / "run"
-        command = [sys.executable, "-m", "veldt", "train", "apex-dqn", "--run", str(run), "--quiet", "--steps", str(10**12)]
-        command += ["--learner.no-anneal", "--checkpoint.every", "1000000", *args.flags]
-        trainer = subprocess.Popen(command)
-        began, seen = time.monotonic(), []
+        began = time.monotonic()
         try:
+            soaks += [Soak(words, Path(directory) / str(i)) for i, words in enumerate(args.run or ["apex-dqn"])]
             while time.monotonic() - began < 60 * args.minutes:
                 time.sleep(args.every)
-                if trainer.poll() is not None:
-                    sys.exit(f"the run ended early with code {trainer.returncode}")
-                seen.append({"time": time.monotonic() - began, "processes": look(run)})
+                for soak in soaks:
+                    soak.look(time.monotonic() - began)
+            reports = [soak.report(args.minutes) for soak in soaks]
         finally:
-            trainer.send_signal(signal.SIGINT)
-            stopped = time.monotonic()
-            code = trainer.wait(60)
-            stopped = time.monotonic() - stopped
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        restarts = lines[-1].get("restarts", 0.0)
-    report = {"minutes": args.minutes, "exit_code": code, "stop_s": round(stopped, 2), "restarts": restarts}
-    report["processes"] = processes = {}
-    warm = 60 * args.minutes / 4
-    late = [look for look in seen if look["time"] > warm]
-    for name in late[-1]["processes"]:
-        points = [(look["time"], look["processes"][name]) for look in late if name in look["processes"]]
-        times, memory = np.array([t for t, _ in points]), np.array([p["memory"] for _, p in points]) / 1e6
-        hourly, bound = slope(times, memory)
-        first, last = points[0][1], points[-1][1]
-        processes[name] = {
-            "memory_mb": round(float(memory[-1]), 1),
-            "mb_an_hour": round(hourly, 2),
-            "at_most": round(bound, 2),
-            "fds": [first["fds"], last["fds"]],
-            "threads": [first["threads"], last["threads"]],
-        }
-    for kind in ("env_steps", "learner_steps"):
-        points = np.array([(line["time_s"], line[kind]) for line in lines if line["time_s"] > warm])
-        tenth = max(2, len(points) // 10)
-        ends = [points[:tenth], points[-tenth:]]
-        rates = [(part[-1, 1] - part[0, 1]) / (part[-1, 0] - part[0, 0]) for part in ends]
-        report[f"{kind}_per_s"] = {
-            "first": round(rates[0], 1),
-            "last": round(rates[1], 1),
-            "ratio": round(rates[1] / rates[0], 3),
-        }
-    for name, row in processes.items():
-        print(f"{name:12} {row}")
-    print(json.dumps(report))
+            for soak in soaks:
+                soak.trainer.kill()
+                soak.trainer.wait(60)
+    for report in reports:
+        report["problems"] = problems(report, args.slope, args.ratio)
+        print(f"\n{report['run']}")
+        for name, row in report["processes"].items():
+            print(f"{name:12} {row}")
+        print(json.dumps(report))
     if args.out is not None:
-        args.out.write_text(json.dumps({"report": report, "seen": seen}))
+        args.out.write_text(json.dumps({"reports": reports, "seen": [soak.seen for soak in soaks]}))
+    sys.exit(any(report["problems"] for report in reports))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import gc
 import logging
 import math
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from orders import LEAKS, Orders, broken_pole, hang_for_ever
 from running import run_until
 from setproctitle import getproctitle
 
@@ -358,38 +360,18 @@ def check_blocks(snapshot: Any) -> int:
 
 
 class Moody(Counter):
-    """A Counter that does what files in a directory order, each to the one environment that takes it first.
-
-    hang: for ever; slow: 100 ms a step from now on; raise: once. A file that was taken is renamed to order-pid.
-    """
+    """A Counter that obeys files in a directory; each step takes `pace` seconds."""
 
     def __init__(self, orders: str, pace: float = 0.0) -> None:
         super().__init__()
-        self.orders, self.pace = orders, pace
+        self.orders, self.pace = Orders(orders), pace
 
     def step(self, action: Any) -> Any:
-        for name in os.listdir(self.orders):
-            if "-" not in name and self._take(name):
-                if name == "hang":
-                    hang_for_ever()
-                if name == "raise":
-                    raise RuntimeError("as ordered")
-                self.pace = 0.1
+        bad = self.orders.obey()
         if self.pace:
             time.sleep(self.pace)
-        return super().step(action)
-
-    def _take(self, name: str) -> bool:
-        try:
-            os.rename(f"{self.orders}/{name}", f"{self.orders}/{name}-{os.getpid()}")
-        except FileNotFoundError:
-            return False
-        return True
-
-
-def hang_for_ever() -> None:
-    while True:
-        pass
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if bad else reward, *rest
 
 
 class Raising(Counter):
@@ -448,6 +430,29 @@ class Witness(Learner):
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         log.info("witness %d %s", self.steps, fingerprint(self.state()))
+
+
+class Inspector(Learner):
+    """A learner that checks every window of `orders.Pole` that it learns from."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.checked = self.corrupt = 0
+        self.feed.store = self  # type: ignore[assignment]
+
+    def sample(self, n: int) -> Any:
+        sample = self.store.sample(n)
+        if sample is not None:
+            bad = broken_pole(sample.rows)
+            self.checked += len(bad)
+            self.corrupt += int(bad.sum())
+            if bad.any():
+                which = int(np.flatnonzero(bad)[0])
+                log.error("corrupt: %s", {name: x[which].tolist() for name, x in sample.rows.items()})
+        return sample
+
+    def metrics(self) -> dict[str, float]:
+        return super().metrics() | {"checked": float(self.checked), "corrupt": float(self.corrupt)}
 
 
 def fingerprint(state: dict[str, Any]) -> str:
@@ -649,6 +654,48 @@ class Breaking(Net):
         if torch.is_grad_enabled() and len(obs) == SMALL["learner.batch"]:
             raise ZeroDivisionError("the twelfth of never")
         return super().forward(obs)
+
+
+class TooLarge(Net):
+    """A network that wants more memory than any device has, after some updates."""
+
+    updates = 0
+
+    def forward(self, obs: Any) -> Any:
+        if torch.is_grad_enabled() and len(obs) == SMALL["learner.batch"]:
+            TooLarge.updates += 1
+            if TooLarge.updates > 30:
+                torch.empty(1 << 50, dtype=torch.uint8, device=obs.device)
+        return super().forward(obs)
+
+
+class Hoarding(Net):
+    """A network that takes more and more memory in the learner."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.hoard: list[bytes] = []
+
+    def forward(self, obs: Any) -> Any:
+        if torch.is_grad_enabled() and len(obs) == SMALL["learner.batch"] and len(self.hoard) < 2 * LEAKS:
+            self.hoard.append(b"x" * 2_000_000)
+        return super().forward(obs)
+
+
+class Confined(Counter):
+    """Its process may have a little more memory than now, and it wants all of it."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        if not hasattr(self, "taken") and getproctitle().startswith("veldt actor/0"):
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (size + 200_000_000, resource.RLIM_INFINITY))
+            self.taken: list[bytes] = []
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if hasattr(self, "taken"):
+            self.taken.append(b"x" * 1_000_000)
+        return super().step(action)
 
 
 def always_raises() -> Raising:

@@ -4,6 +4,7 @@ several files of tests need."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from veldt.runtime.shm.memory import make_shared_memory
+
+# A background job starts with these ignored, and so would the runs that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Tests share what they build with each other, and with the processes that they start.
 HERE = Path(__file__).parent

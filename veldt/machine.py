@@ -1,12 +1,16 @@
-"""Resources of this machine: free and used RAM, cores, and the age of this process."""
+"""Resources of this machine: free and used RAM, cores, a GPU, and the age of this process."""
 
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+NO_LIMIT = 1 << 60  # bytes; a control group without a limit has a larger one
 
 
 def format_bytes(n: float) -> str:
@@ -18,16 +22,38 @@ def format_bytes(n: float) -> str:
     return f"{n:.1f} GB"
 
 
+class Ram(NamedTuple):
+    total: int
+    free: int
+
+
+def ram() -> Ram:
+    """Bytes of RAM of the machine, or of the container or control group that has less left."""
+    machine = psutil.virtual_memory()
+    return min([Ram(int(machine.total), int(machine.available)), *_groups()], key=lambda each: each.free)
+
+
 def available_memory() -> int:
-    """Free bytes of RAM: of the machine, or of the container if that has less."""
-    available = int(psutil.virtual_memory().available)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    with contextlib.suppress(OSError, ValueError):  # no cgroup, or no limit
-        cached = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-        # The kernel drops cached files when RAM is short.
-        files = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
-        available = min(available, int(limit.read_text()) - int(used.read_text()) + files)
-    return available
+    return ram().free
+
+
+def _groups() -> Iterator[Ram]:
+    """The control groups with a limit that this process is in; the kernel drops cached files when RAM is short."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            base = Path("/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup")
+            names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
+            for folder in (base / path.lstrip("/"), *(base / x for x in Path(path.lstrip("/")).parents)):
+                with contextlib.suppress(OSError, ValueError):  # it has none, or is not seen from here
+                    limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
+                    stat = dict(each.split() for each in (folder / "memory.stat").read_text().splitlines())
+                    prefix = "total_" if controllers else ""
+                    cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                    if limit < NO_LIMIT:
+                        yield Ram(limit, limit - used + cached)
 
 
 def used_memory(others: Iterable[int] = (), shared: Iterable[int] = ()) -> int:
@@ -48,11 +74,42 @@ def _own_memory(pid: int) -> int:
     return 1024 * (kilobytes.get("Pss", 0) - kilobytes.get("Pss_Shmem", 0))
 
 
+def anonymous_memory(pid: int) -> int:
+    """Bytes of RAM of a process, without files and shared memory. No page table is walked for it. Pages that a process has
+    in common with the one that forked it count in both."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+        return PAGE * (resident - shared)
+    return 0  # it has ended
+
+
+def families(pids: Collection[int]) -> dict[int, list[int]]:
+    """Each process with all that are below it."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat", "rb") as file:
+            below.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    out = {pid: [pid] for pid in pids}
+    for family in out.values():
+        for each in family:  # grows meanwhile
+            family += below.get(each, [])
+    return out
+
+
 def process_age() -> float:
     """Seconds since this process began."""
     with open("/proc/self/stat", "rb") as file:
         ticks = int(file.read().rpartition(b")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def find_device(name: str) -> str:
+    """`auto` is a GPU where there is one, and else the CPU."""
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.device_count() else "cpu"
 
 
 def core_count() -> int:

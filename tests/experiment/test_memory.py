@@ -17,10 +17,12 @@ import torch
 
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
+from veldt.errors import UserError
 from veldt.experiment import prepare as preparing
 from veldt.experiment.config import Config
 from veldt.experiment.prepare import CUDA, introduction, plan_ram, prepare
 from veldt.experiment.recipes import make
+from veldt.experiment.settings import check
 from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
 from veldt.learning.params import LatestParams
@@ -28,6 +30,7 @@ from veldt.records.block import Schema
 from veldt.records.tree import Array
 from veldt.storing.store import Sample
 from veldt.topologies import make_program
+from veldt.topologies.stores import store_device
 
 PONG = "ALE/Pong-v5"
 INLINE: dict[str, Any] = {"runtime": "inline", "eval.every": 0, "learner.prefetch": 1}
@@ -99,7 +102,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, recipe: str, env: str, activations:
     """Bytes beside the store and this process."""
     monkeypatch.setattr(preparing, "used_memory", lambda: 0)
     monkeypatch.setattr(preparing, "available_memory", lambda: 10**12)
-    config = make(recipe, env, **settings)
+    config = make(recipe, env, **{"device": "cpu"} | settings)
     spec = config.env_spec()
     store, ram = plan_ram(config, spec, make_program(config, spec), 1_000, activations)
     return ram - store.nbytes
@@ -123,11 +126,47 @@ def test_cuda_takes_ram_in_each_process_that_uses_it_and_activations_are_not_in_
 
 
 def test_activations_on_a_gpu_are_said_apart(tmp_path: Path) -> None:
-    prepared = prepare(CASES["r2d2"]())
+    prepared = prepare(replace(CASES["r2d2"](), device="cpu"))
     on_gpu = replace(prepared, config=replace(prepared.config, device="cuda"), activations=1_800_000_000)
     (line,) = [line for line in introduction(on_gpu, tmp_path) if line.startswith("memory")]
     assert line.endswith("when the store is full; activations of about 1.8 GB on the GPU")
     assert not any("GPU" in line for line in introduction(prepared, tmp_path))
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda"), (2, "cuda")])
+def test_auto_is_a_gpu_where_there_is_one(gpus: int, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the learner, for inference and for the store, and the first lines say so."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    config = make("apex-dqn", "CartPole-v1", inference="central")
+    assert config.device == config.store.device == "auto"
+    prepared = prepare(config)
+    devices = {name: prepared.program.nodes[name] for name in ("learner", "inference")}
+    assert devices["learner"].args[-1] == devices["inference"].kwargs["device"] == device
+    lines = introduction(prepared, tmp_path)
+    (network,) = [line for line in lines if line.startswith("network")]
+    (store,) = [line for line in lines if line.startswith("store")]
+    assert f"on {device}" in network and ("--device cpu does without" in network) is (device == "cuda")
+    assert ("copied to the GPU" in store) is (device == "cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**10))
+    assert store_device(config, 6 * 10**8) == ("cuda" if gpus else "")
+    assert store_device(config, 7 * 10**8) == "", "it leaves room for others"
+    here = replace(config, store=replace(config.store, device="cpu"))
+    assert store_device(here, 1) == ""
+    named = replace(config, store=replace(config.store, device="cuda:1"))
+    assert store_device(named, 7 * 10**8) == ("cuda:1" if gpus else "")
+
+
+def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, match in (
+        ("tpu", "no device 'tpu'; use cpu, cuda or auto"),
+        ("cuda:1", "available here as 'cuda:1'"),
+    ):
+        for field in ("device", "store.device", "central.device"):
+            with pytest.raises(UserError, match=match):
+                prepare(make("seed-vtrace", "CartPole-v1", **{field: name}))
+    with pytest.raises(UserError, match=r"store\.device cuda needs the learner on that GPU: --device cuda"):
+        check(make("dqn", "CartPole-v1", device="cpu", **{"store.device": "cuda"}))
 
 
 def test_a_loss_that_fails_is_left_to_the_learner() -> None:

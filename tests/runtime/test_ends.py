@@ -132,7 +132,7 @@ def test_an_error_in_the_learner_ends_the_run_with_a_checkpoint_of_all(
     changes = {"algorithm.network_from": "chaos:Breaking", "checkpoint.every": 0}
     assert main(command(tmp_path / "r", **changes)) == 1
     last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith("veldt: learner failed with ZeroDivisionError") and "go on with: veldt resume" in last
+    assert last.startswith("veldt: learner failed with ZeroDivisionError") and "continue with: veldt resume" in last
     manifest = saved(tmp_path / "r")
     assert manifest["env_steps"] >= 100 and manifest["blocks"]["store"]
 

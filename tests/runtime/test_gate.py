@@ -35,7 +35,7 @@ from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.block import Window
 from veldt.runtime.local import zygote
 from veldt.runtime.local.local import Local
-from veldt.runtime.local.plan import Gate
+from veldt.runtime.local.plan import GateSettings
 
 HERE = Path(__file__).parents[1]
 RECIPES = ["apex-dqn", "seed-vtrace"]
@@ -101,7 +101,7 @@ def test_every_action_reaches_the_environment_that_asked(
 ) -> None:
     """While actors, the inference and the gate are killed: no action is lost, late, doubled or another's."""
     program = counting_program(3, 2, 2)
-    gate = Gate() if transport == "grpc" else None
+    gate = GateSettings() if transport == "grpc" else None
     rng, took = np.random.default_rng(kills), []
 
     def scenario(nodes: Any) -> Iterator[None]:

@@ -18,7 +18,7 @@ from veldt.program import BLOCK_MEMORY, INCARNATION, ROWS, Program
 from veldt.records.tree import Array
 from veldt.runtime import Inline
 from veldt.runtime.local.local import Local
-from veldt.runtime.local.plan import Gate
+from veldt.runtime.local.plan import GateSettings
 from veldt.runtime.proxies import CallerEnds, Proxy
 from veldt.runtime.services import CallService, ServiceEnds, StreamService
 from veldt.runtime.shm.memory import make_shared_memory
@@ -39,14 +39,16 @@ class Ledger:
     """Adds up what workers push, hands out numbered tasks, and publishes the sum."""
 
     def __init__(self, memory: Any) -> None:
-        found = memory is not None and memory.found
         make = np.zeros if memory is None else memory.zeros
         self.seen = make((8, 4_000), np.int64)  # channel, number -> 1 + what was pushed; it outlives the process
         self.tasks = make((8,), np.int64)  # by worker
-        self.adopted = found
+        self.closed: dict[int, float] = {}  # until when a push is refused
 
     @stream
     def push(self, amount: Array, at: int, source: Source | None = None) -> bool:
+        if at % 500 == 0 and time.monotonic() < self.closed.setdefault(at, time.monotonic() + 0.1):
+            return False  # in this time the ring fills up
+        assert (amount == at).all(), (amount, at)
         place = (0, int(np.count_nonzero(self.seen[0]))) if source is None else tuple(source)
         assert self.seen[place] in (0, 1 + at), (place, self.seen[place], at)
         self.seen[place] = 1 + at
@@ -66,28 +68,29 @@ class Ledger:
 
 
 PUSHES = 1_500  # of each worker
+BEHIND = 100  # pushes that the published sum may lack before a worker waits for it
 
 
 class Worker:
-    """Takes a task, pushes its number, and watches the sum."""
+    """Takes a task, pushes its number, and waits for the sum to follow."""
 
     def __init__(self, name: int, ledger: Ledger, counters: Counters, life: int) -> None:
         self.name, self.ledger, self.counters = name, ledger, counters
         self.task: Task | None = None
-        self.version, self.next = -1, 0
-        self.pushed: list[int] = []
+        self.version, self.pushed = -1, 0
 
     def step(self) -> bool:
         found = self.ledger.total(self.version)
         if found is not None:
-            assert found.version >= self.version
+            assert found.version >= self.version and found.value[0] >= found.version, "an older sum, or parts of two"
             self.version = found.version
         if self.task is None:
             self.task = self.ledger.take(self.name)
-        if self.task is None or self.task.number > PUSHES:
+        if self.task is None or self.task.number > PUSHES or self.pushed > self.version + BEHIND:
             return False
         assert self.task.worker == self.name
-        if self.ledger.push(np.full(3, 1.0, np.float32), self.task.number):
+        if self.ledger.push(np.full(3, self.task.number, np.float32), self.task.number):
+            self.pushed += 1
             self.counters.add("env_steps", 100)  # so much work between two kills that a restart is no failure
             self.task = None
         return True
@@ -118,9 +121,10 @@ def test_in_processes_that_are_killed(kind: str, kills: int, tmp_path: Path) -> 
     """Every push of a task that was taken arrives once, whoever is killed; a killed worker may lose the task it had."""
     from veldt.runtime.shm.memory import Arena
 
-    runtime = Local(tmp_path, gate=Gate() if kind == "grpc" else None)
+    runtime = Local(tmp_path, gate=GateSettings() if kind == "grpc" else None)
     rng = np.random.default_rng(kills)
     with runtime.start(program()) as nodes:
+        assert ("gate" in nodes.supervisor.children) == (kind == "grpc")
         deadline, killed = time.monotonic() + 100, 0
         fd = nodes.supervisor.descriptors["arena ledger"]
         kill_at = 400
@@ -148,6 +152,7 @@ def test_in_processes_that_are_killed(kind: str, kills: int, tmp_path: Path) -> 
             assert (np.diff(values) > 0).all(), "pushes changed their order"
         assert np.count_nonzero(seen) >= wanted, (np.count_nonzero(seen), killed)
         assert killed == kills
+        assert sum(child.restarts for child in nodes.supervisor.children.values()) <= kills, "a node failed by itself"
 
 
 # What a port may be, and how its arguments travel.
@@ -302,10 +307,10 @@ def test_a_worker_that_is_given_rows_runs_and_need_not_say_what_it_did() -> None
 def test_gates_say_what_they_need() -> None:
     plan = Program()
     plan.add("ledger", Ledger, BLOCK_MEMORY)
-    with pytest.raises(UserError, match="elsewhere=True"), Local(gate=Gate()).start(plan):
+    with pytest.raises(UserError, match="elsewhere=True"), Local(gate=GateSettings()).start(plan):
         pass
     plan = Program()
     ledger = plan.add("ledger", Ledger, BLOCK_MEMORY, examples={"take": Examples([(0,)], [Task(0, 0)])})
     plan.add("worker", Worker, 0, ledger, None, 0, elsewhere=True)
-    with pytest.raises(UserError, match="needs one node of Counters; it has 0"), Local(gate=Gate()).start(plan):
+    with pytest.raises(UserError, match="needs one node of Counters; it has 0"), Local(gate=GateSettings()).start(plan):
         pass

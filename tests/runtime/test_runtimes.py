@@ -223,7 +223,7 @@ def test_an_error_in_a_service_is_told_once_by_the_command_line(tmp_path: Path, 
     assert told.count("Traceback (most recent call last)") == 1
     last = told.splitlines()[-1]
     assert last.startswith("veldt: learner failed with ZeroDivisionError: the twelfth of never. See ")
-    assert last.endswith(f"go on with: veldt resume {tmp_path / 'r'} --trust")
+    assert last.endswith(f"continue with: veldt resume {tmp_path / 'r'} --trust")
     assert "ZeroDivisionError: the twelfth of never" in (tmp_path / "r" / "log.txt").read_text()
     assert not (tmp_path / "r" / "processes.json").exists()
 

@@ -57,7 +57,7 @@ class Proxy:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name!r} of a node in another process cannot be used here: it is no port, or its examples are missing"
+            f"{name!r} of a node in another process cannot be used here: it is not a port, or its examples are missing"
         )
 
 

@@ -32,9 +32,9 @@ class Guard:
         port, *integers = message[PORT].tolist()
         kind = self._kinds[which].get(port)
         if kind is None:
-            raise Refused("a message is for a method that this actor has not")
+            raise Refused("a message calls a method that this actor does not have")
         if kind.numbered and integers.pop(0) != number:
-            raise Refused("a call has the number of another")
+            raise Refused("a call has the number of another call")
         if not self._keys.issuperset(integers):
             raise Refused("a call is for environments of another actor")
         if kind.check is None:
@@ -54,7 +54,7 @@ class Allowance:
         """Counts of a session never fall, and follow the `steps` in its messages. At most half of its steps may have been
         such that no block with them was sent: those without anything to train on."""
         if any(n < earlier for n, earlier in zip(counts, before, strict=True)):
-            raise Refused("a count has fallen")
+            raise Refused("a count decreased")
         if any(counts[COLUMN[name]] for name in OF_THE_RUN):
             raise Refused("an actor counts updates or evaluations")
         if counts[COLUMN["env_steps"]] > 2 * steps + self._ahead:

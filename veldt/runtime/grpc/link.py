@@ -124,14 +124,14 @@ class Link:
             self._heard_at = now
         self._stepped_at = now
         if now - self._heard_at > (connection.HANDSHAKE_S if self.session.welcome is None else self.silence):
-            self._why = "it fell silent" if self.connected else "it does not answer"
+            self._why = "it stopped responding" if self.connected else "it does not answer"
             if self._stream is not None:
                 self._stream.cancel()
         elif now - self._woken_at > ACK_S:  # an acknowledgement, a report or a heartbeat may be due
             self._woken_at = now
             self.wake()
         if not self.connected and not self._closing and now - self._lost_at > self.patience:
-            why = f"The run at {self.address} cannot be reached for {self.patience:.0f} s: {self._why}."
+            why = f"The run at {self.address} could not be reached for {self.patience:.0f} s: {self._why}."
             self._error = self._error or LinkLost(why)
 
     # The stream.

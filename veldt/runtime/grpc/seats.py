@@ -91,7 +91,7 @@ class Lane:
         expected = self.writer.written + len(self.pending)
         if received.number < expected:
             if expected - received.number > 2 * self.window:
-                raise Refused("a message is older than those that may come twice")
+                raise Refused("a message is older than any that may be sent again")
             self.acked = min(self.acked, expected - 1)
             return None
         if received.number > expected or len(self.pending) >= self.window:
@@ -115,7 +115,7 @@ class Lane:
         if self.reader is None:
             return
         if ack > self.reader.written:
-            raise Refused("an answer is acknowledged that was never sent")
+            raise Refused("a reply was acknowledged that was never sent")
         for _ in range(ack - self.reader.popped):
             self.reader.pop()
         self.sent = max(self.sent, ack)  # some were sent over an earlier stream

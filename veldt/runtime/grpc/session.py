@@ -52,7 +52,7 @@ class Mailbox:
             self._formats.pack(message)
         ours = [[Format.of(tree).columns for tree in trees] for trees in (messages, answers)]
         if [self._formats.described, self.answer_formats.described] != ours:
-            raise UserError("The run has other messages than this actor; install the same version of Veldt on both.")
+            raise UserError("The messages of the run and of this actor differ; install the same version of Veldt on both.")
 
     @property
     def written(self) -> int:
@@ -85,10 +85,10 @@ class Mailbox:
         if received.number < self._next:
             return False  # a duplicate, from an earlier stream
         if received.number > self._next:
-            raise Refused("an answer is missing")
+            raise Refused("a reply is missing")
         answer = self.answer_formats.unpack(received)
         if len(self._answers) >= self._window:
-            raise Refused("more answers than questions")
+            raise Refused("more replies than requests")
         if self.check is not None and (why := self.check(answer)):
             raise Refused(why)
         self._answers.append(answer)

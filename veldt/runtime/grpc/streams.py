@@ -184,7 +184,7 @@ class ActorStream:
             if now - self.received_at > self.gate.handshake:
                 self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         elif now - self.received_at > self.gate.silence or (self.writing and now - self.writing > self.gate.silence):
-            self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor fell silent")
+            self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor stopped responding")
         else:
             self.poll()
             self._poll_values(self.seat)

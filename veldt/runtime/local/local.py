@@ -23,7 +23,8 @@ from veldt.errors import ProcessFailed
 from veldt.program import BLOCK_MEMORY, Program
 from veldt.runtime.base import array_state, load_arrays
 from veldt.runtime.local.board import ORDERS
-from veldt.runtime.local.plan import Gate, make_plan
+from veldt.runtime.local.plan import GateSettings, make_plan
+from veldt.runtime.local.pressure import MemoryConfig
 from veldt.runtime.local.supervisor import COLUMNS, Answer, Supervisor
 from veldt.runtime.local.watchdog import Restarts
 from veldt.runtime.shm.memory import Arena, write_state
@@ -45,15 +46,17 @@ class Local:
     step_timeout: float = 30.0
     first_incarnation: int = 0  # higher than any in earlier sessions of this run
     queue: int = 16  # messages that may wait in a stream
-    gate: Gate | None = None
+    gate: GateSettings | None = None
     restarts: Restarts = field(default_factory=Restarts)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
     @contextmanager
     def start(self, program: Program) -> Iterator["LocalNodes"]:
         with contextlib.ExitStack() as stack:
             path = "" if self.gate is None else str(stack.enter_context(self._folder()) / "socket")
             plan = make_plan(program, self.queue, self.gate, path)
-            supervisor = Supervisor(plan, self.directory, self.step_timeout, self.first_incarnation, self.restarts)
+            settings = (self.step_timeout, self.first_incarnation, self.restarts, self.memory)
+            supervisor = Supervisor(plan, self.directory, *settings)
             stack.callback(supervisor.stop)
             supervisor.start()
             yield LocalNodes(supervisor)
@@ -97,13 +100,14 @@ class LocalNodes:
         return sum(counters.get(name) for counters in self.supervisor.counters.values())
 
     def metrics(self) -> dict[str, float]:
-        children = self.supervisor.children.values()
-        return self.supervisor.reports.take() | {"restarts": float(sum(child.restarts for child in children))}
+        supervisor, pressure = self.supervisor, self.supervisor.pressure
+        out = {"restarts": float(sum(child.restarts for child in supervisor.children.values()))}
+        if pressure.left:
+            out |= {"memory_left": float(pressure.left), "memory_restarts": float(pressure.restarts)}
+        return supervisor.reports.take() | out
 
     def resources(self) -> tuple[list[int], list[int]]:
-        pids = [each.pid for each in self.supervisor.zygotes.values() if each.pid]
-        pids += [child.pid for child in self.supervisor.children.values() if child.pid]
-        return pids, list(self.supervisor.descriptors.values())
+        return self.supervisor.pids(), list(self.supervisor.descriptors.values())
 
     def stop(self) -> None:
         self.supervisor.board.stopping = True
@@ -149,7 +153,7 @@ class LocalNodes:
         for name in late:
             if lost := [node for node in children[name].nodes if supervisor.plan.nodes[node].keep and node not in state]:
                 raise ProcessFailed(f"{name} does not answer, and no state of {', '.join(lost)} was kept")
-            log.warning("%s does not answer: its state is saved as it was kept last, without its stores", name)
+            log.warning("%s does not answer: the last state that was kept is saved, without its stores", name)
         return Snapshot(state, self._stores(state), 0.0)
 
     def _read(self, answers: dict[str, Answer]) -> dict[str, dict[str, Any]]:

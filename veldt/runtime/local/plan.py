@@ -60,7 +60,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateSettings:
     """gRPC, for actors that share no memory with the run: its own, if `own`, and those that join (`experiment.joined`)."""
 
     own: bool = True
@@ -78,7 +78,7 @@ class Gate:
 class GatePlan:
     """What the gate (`runtime.grpc.gate`) serves to whom."""
 
-    gate: Gate
+    gate: GateSettings
     socket: str  # a path
     messages: dict[str, Messages]  # by node
     seats: list[str]  # processes of the run, and names for actors that may join, which come last
@@ -130,11 +130,13 @@ class Plan:
 
     def keeps(self, process: str) -> bool:
         """Whether its state is kept for a restart: a node asks for that, other processes call it, or it has blocks."""
-        nodes = [self.nodes[name] for name in self.processes[process]]
-        return self.is_called(process) or any(node.keep or node.has(BLOCK_MEMORY) for node in nodes)
+        return self.is_called(process) or self.has_state(process)
+
+    def has_state(self, process: str) -> bool:
+        return any(node.keep or node.has(BLOCK_MEMORY) for node in map(self.nodes.__getitem__, self.processes[process]))
 
     def optional(self, process: str) -> bool:
-        """Whether a run goes on without it: all its workers say so (`OPTIONAL`), and no other process calls it."""
+        """Whether a run can continue without it: all its workers are `OPTIONAL`, and no other process calls it."""
         workers = [node.node_class for name in self.processes[process] if (node := self.nodes[name]).is_worker]
         return bool(workers) and all(getattr(x, "OPTIONAL", False) for x in workers) and not self.keeps(process)
 
@@ -195,7 +197,7 @@ def call_rings(channel: Channel) -> tuple[str, str]:
     return f"{channel.process}?{channel.node}", f"{channel.process}!{channel.node}"
 
 
-def make_plan(program: Program, queue: int = 16, gate: Gate | None = None, socket: str = "") -> Plan:
+def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = None, socket: str = "") -> Plan:
     """`socket` is the path at which the gate serves the run's own actors."""
     nodes = program.nodes
     shared = [name for name, node in nodes.items() if node.everywhere]
@@ -225,11 +227,11 @@ def make_plan(program: Program, queue: int = 16, gate: Gate | None = None, socke
     return plan if gate is None else _with_gate(plan, gate, socket)
 
 
-def _with_gate(plan: Plan, gate: Gate, socket: str) -> Plan:
+def _with_gate(plan: Plan, gate: GateSettings, socket: str) -> Plan:
     """Adds seats. Those for actors that join have the channels, cells and rows of the run's own."""
     outside = [name for name, group in plan.processes.items() if any(plan.nodes[node].elsewhere for node in group)]
     if not outside:
-        raise UserError("No node of this program may be elsewhere: add one with elsewhere=True, or use no gRPC.")
+        raise UserError("No node of this program can run elsewhere: add one with elsewhere=True, or do not use gRPC.")
     joining = {f"seat/{i}": assignment for i, assignment in enumerate(gate.assignments)}
     limits = dict(zip(joining, gate.limits, strict=True))
     seats = [*(outside if gate.own else []), *joining]

@@ -26,6 +26,7 @@ from veldt.program import BLOCK_MEMORY, ROWS
 from veldt.runtime.local import zygote
 from veldt.runtime.local.board import BUILDING, DOING, ORDERS, PROGRESS, SINCE, Board, SharedRows
 from veldt.runtime.local.plan import GatePlan, Plan
+from veldt.runtime.local.pressure import MemoryConfig, Pressure
 from veldt.runtime.local.process import MESSAGE
 from veldt.runtime.local.watchdog import Child, Restarts, Watchdog, exit_reason
 from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory, read_state, write_state
@@ -35,6 +36,7 @@ log = logging.getLogger("veldt")
 TICK_S = 0.02  # that the supervisor waits for messages at a time
 STOP_S = 2.0  # for processes to close their environments and files
 ZYGOTE_S = 5.0  # in which a zygote has to answer (or longer, if a step may take longer)
+TABLE_S = 1.0  # after which a table of processes that could not be written is
 NICE = 10  # niceness of processes that serve no others
 HEALTHY = 20  # steps of its workers after which a failure of a process counts as the first again
 COLUMNS = [COLUMN[count] for count in OF_STATE]  # counts that go back with the state of a process that is restarted
@@ -54,9 +56,10 @@ class Supervisor:
         step_timeout: float,
         first_incarnation: int,
         restarts: Restarts | None = None,
+        memory: MemoryConfig | None = None,
     ) -> None:
         self.plan, self.directory, self.step_timeout, self.first = plan, directory, step_timeout, first_incarnation
-        self.restarts = restarts or Restarts()
+        self.restarts, self.memory = restarts or Restarts(), memory or MemoryConfig()
         self.reports = Reports(declared(plan.nodes.values()))
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}
@@ -64,6 +67,7 @@ class Supervisor:
         self.expected: set[int] = set()  # numbers of orders that are not answered yet
         self.answers: dict[int, Answer] = {}
         self.zygotes: dict[bool, zygote.Zygote] = {}  # light -> the zygote of this kind
+        self._table_due = math.inf  # when the table of processes is to be written again
         self.ending = False  # the last checkpoint is taken: no failure matters any more
 
     def start(self) -> None:
@@ -95,6 +99,8 @@ class Supervisor:
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
         children = self.children.values()
+        last = [name for name in plan.processes if plan.has_state(name)]
+        self.pressure = Pressure(self.memory, self.children, self.descriptors.values(), last)
         self.wait(lambda: all(x.ready or (x.optional and x.failures) for x in children), zygote.START_S, "start")
 
     def _allocate_gate(self, gate: GatePlan) -> None:
@@ -160,6 +166,14 @@ class Supervisor:
             except zygote.ZygoteDied as error:
                 self._replace_zygote(light, error)
         self.watchdog.check(self.work() if self.rows else time.monotonic_ns())
+        if not self.ending:
+            self.pressure.check(self.pids())
+        if time.monotonic() > self._table_due:
+            self._write_processes()
+
+    def pids(self) -> list[int]:
+        pids = [each.pid for each in self.zygotes.values()] + [child.pid for child in self.children.values()]
+        return [pid for pid in pids if pid]
 
     def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         """Supervises until the condition holds; False: it did not within this time."""
@@ -244,7 +258,7 @@ class Supervisor:
             if self.plan.is_called(child.name) or [x for x in self.children.values() if x.keeps] == [child]:
                 raise ProcessFailed(f"{child.name} failed with {error['type']}: {error['text']}", error["traceback"])
         if child.failures >= self.restarts.limit and not child.optional:
-            message = f"{child.name} failed {child.failures} times in a row without any work between: {why}"
+            message = f"{child.name} failed {child.failures} times in a row without any work in between: {why}"
             raise ProcessFailed(message, error["traceback"] if error else "")
 
     def _note_end(self, child: Child) -> None:
@@ -295,8 +309,11 @@ class Supervisor:
         table |= {each.name: {"pid": each.pid} for each in self.zygotes.values()}
         for child in self.children.values():
             table[child.name] = {"pid": child.pid, "restarts": child.restarts, "nodes": child.nodes}
-        with contextlib.suppress(UserError):
+        try:
             replace_text(self.directory / "processes.json", json.dumps(table, indent=1) + "\n")
+            self._table_due = math.inf
+        except UserError:  # the disk is full
+            self._table_due = time.monotonic() + TABLE_S
 
     def stop(self) -> None:
         try:

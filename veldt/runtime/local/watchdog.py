@@ -19,7 +19,7 @@ from veldt.runtime.local.board import BUILDING, DOING, SERVING, SINCE, WAITING, 
 
 WATCH_S = 0.25  # between two checks
 SHORTEST_S = 0.1  # before the second restart in a row
-AWAY_S = 5.0  # without a check: the whole machine was suspended, so no process is killed
+SUSPENDED_S = 5.0  # without a check: the whole machine was suspended, so no process is killed
 STUCK_S = 60.0  # without work in any process before the run stops (at least twice the longest step)
 OTHERWISE = {WAITING: "waiting for work", BUILDING: "building its nodes", SERVING: "serving other processes"}
 
@@ -28,18 +28,19 @@ log = logging.getLogger("veldt")
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often and how soon a process that ended is restarted. One that the run can do without always is."""
+    """How often and how soon a process that ended is restarted. A process that the run can do
+    without is always restarted."""
 
     limit: Annotated[int, above(0)] = 5
-    """Failures of one process in a row, without work between them, after which the run saves a checkpoint and ends."""
+    """Consecutive failures of one process, without any work in between, after which the run saves a checkpoint and ends."""
     delay: Annotated[float, at_least(0)] = 10.0
-    """Longest wait in seconds before a process that keeps failing is restarted; the first restart is immediate."""
+    """Maximum delay in seconds before a process that keeps failing is restarted; the first restart is immediate."""
     window: Annotated[float, above(0)] = 120.0
-    """Seconds of running after which a failure counts as the first again, whatever the process did (at least four times
+    """Seconds of running after which the count of failures starts again, whatever the process did (at least four times
     step_timeout)."""
 
     def wait(self, failures: int) -> float:
-        """Seconds before the next start of a process that failed so many times in a row."""
+        """Seconds before the next start of a process that failed this many times in a row."""
         return 0.0 if failures <= 1 else min(self.delay, SHORTEST_S * 2 ** min(failures - 2, 30))
 
 
@@ -75,6 +76,11 @@ class Child:
             self.socket.close()
             self.socket = None
 
+    def end(self, why: str) -> None:
+        """Kills it, so that it is restarted."""
+        self.killed = why
+        self.signal(signal.SIGKILL)
+
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -101,11 +107,11 @@ class Watchdog:
         now = time.monotonic()
         if now - self._checked_at <= WATCH_S:
             return
-        away, self._checked_at = now - self._checked_at > AWAY_S, now
-        if away:
+        suspended, self._checked_at = now - self._checked_at > SUSPENDED_S, now
+        if suspended:
             self._moved_at = now
         for child in self.children.values():
-            if away:
+            if suspended:
                 child.row[SINCE] = time.monotonic_ns()
             if child.pid and not child.killed:
                 self._kill_if_late(child)
@@ -119,9 +125,9 @@ class Watchdog:
     def _kill_if_late(self, child: Child) -> None:
         age = (time.monotonic_ns() - child.row[SINCE]) / 1e9
         if age > (zygote.START_S if child.row[DOING] == BUILDING else self.step_timeout):
-            child.killed = f"no progress for {age:.1f} s, {child.doing}"
-            log.error("%s has made %s; killing it. Its stack:\n%s", child.name, child.killed, self._stack(child))
-            child.signal(signal.SIGKILL)
+            why = f"no progress for {age:.1f} s, {child.doing}"
+            log.error("%s has made %s; killing it. Its stack:\n%s", child.name, why, self._stack(child))
+            child.end(why)
 
     def _stack(self, child: Child) -> str:
         before = os.fstat(self.stacks).st_size

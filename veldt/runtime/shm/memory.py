@@ -260,7 +260,7 @@ class Arena:
         return self._map(shape, dtype, stop)
 
     def reserve(self, first: int, stop: int, parts: int) -> None:
-        """Allocates parts first ... stop - 1 of each sparse array, out of so many of equal size."""
+        """Allocates parts first ... stop - 1 of each sparse array, which has this many parts of equal size."""
         spans = [(at + n * first // parts, at + n * stop // parts) for at, n in self._sparse if n]
         _check_free(sum(end - begin for begin, end in spans) + SPARE)
         for begin, end in spans:
