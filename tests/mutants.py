@@ -50,6 +50,7 @@ APEX = "tests/topologies/test_apex.py::"
 ATARI = "tests/envs/test_atari.py::"
 BLOCK = "tests/records/test_block.py::"
 BOTTLENECK = "tests/watching/test_bottleneck.py::"
+CAPTURED = "tests/learning/test_captured.py::"
 DPG = "tests/algorithms/test_dpg.py::"
 DQN = "tests/algorithms/test_dqn.py::"
 ENVS = "tests/envs/test_envs.py::"
@@ -320,8 +321,8 @@ MUTANTS = [
         "acting-history-survives-a-reset",
         "After a restart the acting policy still stacks frames from before it.",
         "acting/policy.py",
-        "self._history.pop(group, None)",
-        "self._history.get(group, None)",
+        "for kept in (self._history, self._state, self._held, self._ready):",
+        "for kept in (self._state, self._held, self._ready):",
         (POLICY + "test_a_reset_forgets_the_history",),
     ),
     Mutant(
@@ -1013,8 +1014,8 @@ MUTANTS = [
         "dpg-online-bootstrap",
         "The target of DPG is computed with the networks that are being trained.",
         "algorithms/dpg.py",
-        "target.q(x_t, target.pi(x_t))",
-        "net.q(x_t, net.pi(x_t))",
+        "target.qs(x_t, target.pi(x_t))",
+        "net.qs(x_t, net.pi(x_t))",
         (DPG + "test_target_and_priorities_from_their_definition",),
     ),
     Mutant(
@@ -1037,8 +1038,8 @@ MUTANTS = [
         "dpg-raw-actions",
         "The critic is trained on actions in the environment's units, and asked for their value in its own.",
         "algorithms/dpg.py",
-        "net.q(x_tm1, net.unit(a_tm1))",
-        "net.q(x_tm1, a_tm1.flatten(1))",
+        "net.qs(x_tm1, net.unit(a_tm1))",
+        "net.qs(x_tm1, a_tm1.flatten(1))",
         (DPG + "test_target_and_priorities_from_their_definition",),
     ),
     Mutant(
@@ -1087,8 +1088,8 @@ MUTANTS = [
         "poisoned-batch-trains",
         "A batch is skipped only where both its loss and its gradient are not finite.",
         "learning/learner.py",
-        "if not all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):",
-        "if not any(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values())))):",
+        "fine = all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values()))))",
+        "fine = any(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values()))))",
         (LEARNER + "test_a_poisoned_batch_changes_nothing_but_a_counter",),
     ),
     Mutant(
@@ -1117,6 +1118,30 @@ MUTANTS = [
         "if self.clip_norm and norm > self.clip_norm:",
         "if self.clip_norm:",
         ("tests/learning/test_updater.py::test_the_gradient_is_clipped_to_its_norm",),
+    ),
+    Mutant(
+        "skipped-on-the-device-moves-the-averages",
+        "An update in a graph that is not finite leaves the weights alone, and decays the optimizer's averages.",
+        "learning/optim.py",
+        "square.lerp_(self.gradient.square(), fine * (1 - b2))",
+        "square.lerp_(self.gradient.square(), torch.ones_like(fine) * (1 - b2))",
+        (CAPTURED + "test_a_poisoned_batch_changes_nothing_on_the_device_and_is_counted_later",),
+    ),
+    Mutant(
+        "bootstrap-behind-a-truncation",
+        "In a graph an n-step return that a truncation cuts short is bootstrapped from a row of the next episode.",
+        "algorithms/base.py",
+        "torch.where(discount > 0, m, self.n)",
+        "torch.where(discount > 0, torch.full_like(m, self.n), self.n)",
+        (CAPTURED + "test_an_update_on_the_device_is_the_update",),
+    ),
+    Mutant(
+        "state-kept-across-episodes-on-the-device",
+        "In a graph the LSTM keeps its state where an episode begins.",
+        "nets/networks.py",
+        "stays, outputs = (~first).to(x)",
+        "stays, outputs = (first | True).to(x)",
+        (CAPTURED + "test_an_update_on_the_device_is_the_update",),
     ),
     # Networks
     Mutant(
@@ -1614,7 +1639,7 @@ MUTANTS = [
         "central-reset-keeps-state",
         "Central inference: a group that begins anew keeps the history and the recurrent state of the life before.",
         "acting/policy.py",
-        "x[group * self.n : (group + 1) * self.n] = 0",
+        "x[lanes] = 0",
         "pass",
         (INFERENCE + "test_a_group_that_begins_anew_has_no_past",),
     ),
@@ -1734,7 +1759,7 @@ MUTANTS = [
         "The target network begins with the state that the online network was burnt in to.",
         "algorithms/r2d2.py",
         "            v = self.h_inverse",
-        "            ahead = ahead._replace(q_target=target(rows[:, self.burn_in :], state)); v = self.h_inverse",
+        "            targets = targets._replace(q_target=target(rows[:, self.burn_in :], state)); v = self.h_inverse",
         (
             R2D2 + "test_each_network_makes_its_own_state",
             LEARNED,
@@ -1750,14 +1775,6 @@ MUTANTS = [
             R2D2 + "test_each_network_makes_its_own_state",
             LEARNED,
         ),
-    ),
-    Mutant(
-        "begun-with-an-old-target",
-        "A batch that is begun early bootstraps from the target network of before a copy.",
-        "learning/learner.py",
-        "self.target if (self.steps + 1) % self.config.target_every else None",
-        "self.target",
-        ("tests/learning/test_learner.py::test_looking_ahead_draws_one_batch_early_and_changes_nothing_else",),
     ),
     Mutant(
         "gradient-into-the-burn-in",
@@ -1886,8 +1903,8 @@ MUTANTS = [
         "state-moves-on-with-the-greedy-action",
         "The network is told that the greedy action was taken, where it was a random one.",
         "algorithms/r2d2.py",
-        'net.encode(torch.from_numpy(out["action"]).to(q.device))',
-        "net.encode(q[:, 0].argmax(1))",
+        'net.encode(on_device(columns["action"], net.device))',
+        'net.encode(on_device(np.where(columns["q"] < columns["v"], 0, columns["action"]), net.device))',
         (
             R2D2 + "test_the_state_moves_on_with_the_action_that_was_taken",
             STORED,
@@ -1935,8 +1952,8 @@ MUTANTS = [
         "target-value-not-unrescaled",
         "The value that is bootstrapped with stays under h.",
         "algorithms/r2d2.py",
-        "v = self.h_inverse(ahead.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))",
-        "v = ahead.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2)",
+        "v = self.h_inverse(targets.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))",
+        "v = targets.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2)",
         (LEARNED,),
     ),
     Mutant(

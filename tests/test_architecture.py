@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +119,17 @@ def test_files_are_short_and_packages_say_what_is_in_them() -> None:
         assert package(name) == "bench" or len(text.splitlines()) <= LONGEST, f"{name} has {len(text.splitlines())} lines"
         if path.name == "__init__.py":
             assert ast.get_docstring(ast.parse(text)), f"{name} has no docstring"
+
+
+def test_every_fault_names_tests_that_are_there() -> None:
+    """docs/faults.md, from F1 to F41."""
+    text = (ROOT.parent / "docs" / "faults.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| F\d", line)]
+    assert [row[0] for row in rows] == [f"| F{i}" for i in range(1, 42)]
+    for number, _, promise, tests in rows:
+        cited = re.findall(r"\(\.\./(tests/[a-z_/]+\.py)\) ((?:`\w+`(?:, )?)+)", tests)
+        assert promise and cited, number
+        for file, names in cited:
+            code = (ROOT.parent / file).read_text()
+            missing = [name for name in re.findall(r"`(\w+)`", names) if f"def test_{name}(" not in code]
+            assert not missing, (number, file, missing)

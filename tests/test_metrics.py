@@ -45,7 +45,7 @@ from veldt.runtime.local import zygote
 from veldt.runtime.local.local import Local
 from veldt.runtime.services import StreamService
 from veldt.storing.replay import Mixture, Replay
-from veldt.watching.links import Link, links
+from veldt.watching.links import LinkRow, links
 
 
 class Scout:
@@ -242,7 +242,7 @@ def test_the_example_of_the_docs_has_the_row_that_they_say() -> None:
     line = merge([{"maps": 30.0, "map_age": 1.0}, {"maps": 10.0, "map_age": 3.0}], declarations) | {"busy/scout": 0.5}
     assert line["maps"] == 40
     policy, scout = links(line | {"maps_per_s": 4.0}, declarations)
-    assert policy == Link("policy", more=("maps are 2.0 s old",)) and scout == Link("scout", "4.0 maps/s", busy=0.5)
+    assert policy == LinkRow("policy", more=("maps are 2.0 s old",)) and scout == LinkRow("scout", "4.0 maps/s", busy=0.5)
 
 
 # In both runtimes.

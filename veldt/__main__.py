@@ -1,5 +1,7 @@
 """The `veldt` command."""
 
+import atexit
+import contextlib
 import importlib
 import os
 import shlex
@@ -13,16 +15,16 @@ from veldt.foreign import printable, read_text
 from veldt.runtime.local import zygote
 
 COMMANDS = {
-    "recipes": "list what can be trained",
+    "recipes": "list the recipes that can be trained",
     "train": "train a recipe: veldt train apex-dqn --env CartPole-v1",
     "resume": "continue a run: veldt resume runs/my-run",
     "actor": "act for a run on another machine: veldt actor --connect HOST:PORT --token-file FILE",
     "eval": "play greedy episodes with the last weights: veldt eval runs/my-run --episodes 20",
-    "record": "let an expert play: veldt record --policy module:callable --env ID --episodes 20 -o demos/mine",
-    "demos": "describe what was recorded: veldt demos demos/mine",
+    "record": "record demonstrations: veldt record --policy module:callable --env ID --episodes 20 -o demos/mine",
+    "demos": "describe demonstrations: veldt demos demos/mine",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
     "top": "watch a run: veldt top runs/my-run",
-    "sweep": "run an experiment of many runs: veldt sweep FILE.yaml",
+    "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
     "bench": "measure this machine: veldt bench learner",
 }
 
@@ -73,6 +75,16 @@ def main(argv: list[str] | None = None) -> int:
         zygote.discard()
 
 
+def command() -> None:
+    """The whole process. It ends when its work has, without the half a second that Python needs to take torch apart."""
+    code = main()
+    atexit._run_exitfuncs()  # those of libraries and of the user's own modules
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 def _sentences(error: Exception) -> str:
     """The error, and what was noted on it: in one line."""
     notes = getattr(error, "__notes__", ())
@@ -99,4 +111,4 @@ def _wants_processes(argv: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -38,7 +38,7 @@ def local() -> dict[str, Callable[..., Any]]:
 
 
 def is_code(name: str) -> bool:
-    """Whether to use this name imports a module; a function that this process was given does not."""
+    """Whether using this name imports a module; a function that this process was given does not."""
     return name.rpartition(":")[0] not in ("", LOCAL)
 
 
@@ -75,7 +75,7 @@ def only(names: Collection[str]) -> Iterator[None]:
 def find(name: str) -> Callable[..., Any] | None:
     """The callable that `module:attribute` names; None if the module has no such attribute."""
     if _allowed is not None and name not in _allowed:
-        raise UserError(f"{name!r} is code that was not allowed to be imported here.")
+        raise UserError(f"{name!r} is code, and importing it was not allowed here.")
     module, _, attribute = name.rpartition(":")
     if module == LOCAL:
         if attribute in _unloaded:

@@ -21,7 +21,7 @@ class Corrupt(Exception):
 
 
 def check_room(directory: Path, nbytes: int) -> None:
-    """Raises an OSError if the disk has no room for arrays of so many bytes."""
+    """Raises an OSError if the disk has no room for arrays of this many bytes."""
     need, free = int(1.2 * nbytes) + 65536, shutil.disk_usage(directory).free
     if free < need:
         raise OSError(f"{need:,} bytes are needed in {directory}, {free:,} are free")

@@ -161,6 +161,9 @@ RUN: Metrics = (  # what the run itself adds to a line
     Metric("lag_s", "s", link="weights", text="actors {lag_s} behind", unless=("lag_updates",)),
     Metric("store_capacity", "items", column=HIDDEN),
     Metric("restarts", "processes", column=TROUBLE),
+    Metric("memory_restarts", "processes", column=TROUBLE),
+    Metric("memory_left", "bytes", column=HIDDEN),
+    Metric("learner_stands_s", "s", column=TROUBLE),
     Metric("bad_fraction", "fraction", column=HIDDEN),
 )
 # How programs of the package call these nodes; those without metrics of their own still have a share of the time.

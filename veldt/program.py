@@ -1,4 +1,4 @@
-"""Program: what runs, and what talks to what. A topology fills one; a runtime runs it.
+"""Program: the nodes of a run and the references between them. A topology builds one; a runtime runs it.
 
     program = Program()
     store = program.add("store", Replay, schema, ...)

@@ -34,7 +34,7 @@ def interruptible(stop: Callable[[int], None], message: str = "", late: Callable
         stop(number)
         if message:
             with contextlib.suppress(OSError):  # the terminal may be gone
-                os.write(2, f"\n{message}; once more to stop at once.\n".encode())  # print() is not safe in a handler
+                os.write(2, f"\n{message}; repeat to stop immediately.\n".encode())  # print() is not safe in a handler
 
     handled = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

@@ -669,7 +669,7 @@ LIES = [
     (edit("shards", 0, "rows", to=1), "shard-00000.safetensors does not have the columns, shapes and dtypes"),
     (edit("shards", 0, "bytes", to=2**47), "shard-00000.safetensors has .* bytes instead of"),
     (edit("shards", 0, "bytes", to=1.5), "invalid numbers"),
-    (edit("shards", 0, "sha256", to="0" * 64), "shard-00000.safetensors is not what was written"),
+    (edit("shards", 0, "sha256", to="0" * 64), "shard-00000.safetensors does not match its checksum"),
     (
         lambda manifest: manifest["shards"].append({**manifest["shards"][0], "file": "shard-00001.safetensors"}),
         "is missing",

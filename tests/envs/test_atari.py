@@ -242,7 +242,7 @@ def test_a_run_picks_its_settings_says_them_and_can_be_watched(tmp_path, capsys)
         "clip_reward 1.0",
         "protocol dqn: noops 30, sticky 0.0, life_loss",
         "2,000 items of 7.5 KB, 15.4 MB when full",
-        "0.25 updates of 32 an env step",
+        "0.25 updates of 32 per env step",
     ):
         assert part in said, (part, said)
     last = run.metrics[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -769,7 +770,7 @@ def test_a_run_ends_when_too_many_of_its_observations_are_bad(tmp_path: Path, ca
         train("dqn", env=Broken, run=tmp_path / "r", **TINY | BROKEN | {"log.every": 0.01})
     lines = Run(tmp_path / "r").metrics
     assert lines[-1]["env_steps"] < 1_200 and 0.6 < lines[-1]["bad_fraction"] < 0.7
-    assert "bad observations 6" in capsys.readouterr().out
+    assert re.search(r"bad observations [67]\d", capsys.readouterr().out)
 
 
 def test_a_run_goes_on_with_as_many_bad_observations_as_it_may_have(tmp_path: Path) -> None:

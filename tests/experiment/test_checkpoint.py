@@ -485,7 +485,7 @@ def test_one_flipped_byte_or_a_file_cut_short_is_found(
             assert "checkpoint 000003 is not used" in caplog.text
         elif name == blocks[-1]:  # the one before it does not need that file
             assert read(directory).round == 2, name
-            assert f"checkpoint 000003 is not whole: {name.name} damaged" in caplog.text
+            assert f"checkpoint 000003 is incomplete: {name.name} damaged" in caplog.text
         else:  # both need it: the newest is used, without the blocks of that file
             fake = read(directory, items=6 * SCHEMA.starts)
             assert fake.round == 3 and fake.store.size == 6 * SCHEMA.starts, name

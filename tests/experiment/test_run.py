@@ -171,7 +171,7 @@ def test_a_run_may_be_evaluated_in_another_environment_of_the_same_kind(finished
     assert finished.config.env == "CartPole-v1"
     other = finished.evaluate(3, env="veldt/TMazeFixed-v0")  # four floats and two actions as well
     assert other.mean_length >= 31 and set(other.returns) <= {0.0, 1.0}
-    with pytest.raises(UserError, match="Catch-v0 has other observations or actions than CartPole-v1"):
+    with pytest.raises(UserError, match="Catch-v0 differ from those of CartPole-v1"):
         finished.evaluate(3, env="veldt/Catch-v0")
 
 
@@ -295,7 +295,7 @@ def test_settings_that_do_not_touch_what_is_learned_may_change_on_resume(tmp_pat
 )
 def test_a_directory_of_another_config_is_refused(finished: Run, change: dict[str, Any]) -> None:
     before = (finished.path / "config.yaml").read_text()
-    with pytest.raises(UserError, match=f"belongs to another config: {next(iter(change))} is"):
+    with pytest.raises(UserError, match=f"was started with a different config: {next(iter(change))} is"):
         tiny(finished.path, **change)
     assert (finished.path / "config.yaml").read_text() == before
 

@@ -312,7 +312,7 @@ def test_the_table_alone_can_be_made_anew(made: Made) -> None:
     [
         (
             {"settings": {"one step": {"algorithm.n": 2}}},
-            "one-step/seed-0 belongs to another config: algorithm.n is 1 there",
+            "one-step/seed-0 was started with a different config: algorithm.n is 1 there",
         ),
         ({"set": SET | {"steps": 500}}, "steps is 400 there and 500 here"),
         ({"set": SET | {"steps": 300}}, "steps is 400 there and 300 here"),
@@ -419,7 +419,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         for line in process.stderr:
-            if "once more to stop at once" in line:
+            if "repeat to stop immediately" in line:
                 break
         assert process.poll() is None, "the first one waits for a checkpoint"
         process.send_signal(signal.SIGTERM)

@@ -58,9 +58,12 @@ LINE: dict[str, Any] = {
         ({"wait/learner": 0.62, "cpu/all": 3.9}, ["learner waits 62 %", "all 4 cores are busy"]),
         ({"wait/actor": 0.7, "refusing": 0.9, "busy/learner": 0.97}, ["learner is the bottleneck", "97 %", "wait 70 %"]),
         ({"wait/actor": 0.7, "queue_fill": 0.95}, ["queue to the store is the bottleneck", "70 %", "--queue (now 16)"]),
-        ({"inserted_per_s": 100.0, "sampled_per_s": 130.0}, ["learner is the bottleneck", "1.3 times where 4"]),
-        ({"wait/actor": 0.4, "wait/learner": 0.45, "refusing": 0.5}, ["by turns (40 % and 45 %", "actor.block"]),
-        ({"cpu/all": 3.9}, ["Nobody waits", "all 4 cores"]),
+        ({"inserted_per_s": 100.0, "sampled_per_s": 130.0}, ["learner is the bottleneck", "1.3 times instead of 4"]),
+        (
+            {"wait/actor": 0.4, "wait/learner": 0.45, "refusing": 0.5},
+            ["take turns waiting for each other (40 % and 45 %", "actor.block"],
+        ),
+        ({"cpu/all": 3.9}, ["No process waits", "all 4 cores"]),
         ({}, ["balance"]),
     ],
 )
@@ -101,7 +104,7 @@ def test_the_sentence_with_central_inference(changes: dict[str, Any], words: lis
         ({"wait/inference": 0.05, "wait/actor": 0.9, "queue_fill": 0.9}, "Inference is the bottleneck, busy 95 %", "queue"),
         ({"wait/inference": 0.5, "wait/actor": 0.4}, "Actors and inference wait for each other (40 % and 50 %", "queue"),
         ({"wait/inference": 0.6, "wait/actor": 0.7, "queue_fill": 0.95}, "The queue to the store is the bottl", "actors"),
-        ({"wait/inference": 0.05, "wait/actor": 0.05}, "Nobody waits for long", "queue"),
+        ({"wait/inference": 0.05, "wait/actor": 0.05}, "No process waits for long", "queue"),
     ],
 )
 def test_with_central_inference_actors_never_wait_for_the_queue(changes: dict[str, Any], begins: str, never: str) -> None:

@@ -191,7 +191,7 @@ def test_rates_of_a_resumed_run_continue_in_time(tmp_path: Path) -> None:
 
 
 def test_rates_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tiny(tmp_path / "r", steps=700)
+    run = tiny(tmp_path / "r", steps=5_000)
     titles = [axis.get_title("left") for axis in drawn(monkeypatch, run.path, "-o", tmp_path / "x.png")]
     assert {"env steps/s", "updates/s", "replay ratio", "memory"} <= set(titles)
 

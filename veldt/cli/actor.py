@@ -1,6 +1,6 @@
-"""Acts for a run that listens (veldt train ... --gate.listen HOST:PORT), from this machine or another.
+"""Joins a run that listens (veldt train ... --gate.listen HOST:PORT) as an actor, from this machine or another.
 
-It takes a free seat of the run, gets its settings from the run, and may be stopped and started again at any time.
+It takes a free seat of the run, gets its settings from there, and can be stopped and started again at any time.
 
 Example: veldt actor --connect trainer.local:7777 --token-file token --certificate run.crt
 """

@@ -1,4 +1,4 @@
-"""Draws return against env steps and against time; or, with --rates, the rates of its parts.
+"""Plots returns against env steps and against time or, with --rates, the rates of each part of the run.
 
 Example: veldt plot runs/* -o curves.png
 """

@@ -51,7 +51,7 @@ class Record:
     max_length: Annotated[int, above(0)] = MAX_LENGTH
     """Steps after which an episode that does not end is truncated."""
     protocol: str = ""
-    """Atari: name of the settings, as of veldt train (default: that of the run, or dqn)."""
+    """Atari: protocol, as in veldt train (default: that of the run, or dqn)."""
     quiet: bool = False
     """Print nothing."""
     trust: bool = False

@@ -18,7 +18,7 @@ class Resume:
     quiet: bool = False
     """Print nothing while training."""
     trust: bool = False
-    """Import the code that the run's config names, and listen or send metrics if it says so."""
+    """Import code that the run's config names, and let it open ports and send metrics."""
 
 
 def run(argv: list[str]) -> int:

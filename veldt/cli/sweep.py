@@ -1,6 +1,6 @@
-"""Runs all settings x seeds of a file, several runs at a time, and makes one table and one plot of them.
+"""Trains all settings and seeds of a file, several runs at a time, and writes one table and one plot.
 
-The same command again resumes where it stopped, and skips finished runs. Ctrl-C lets each run write a checkpoint.
+Repeat the command to continue where it stopped; finished runs are skipped. On Ctrl-C each run writes a checkpoint.
 
 Example: veldt sweep examples/sweeps/catch.yaml --at-once 2
 
@@ -46,7 +46,7 @@ class Flags:
     table: bool = False
     """Run nothing; make the table and the plot of the finished runs."""
     trust: bool = False
-    """Import the code that the file names (module:callable), and listen or send metrics if it says so."""
+    """Import code that the file names (module:callable), and let it open ports and send metrics."""
 
 
 def run(argv: list[str]) -> int:

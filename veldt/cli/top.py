@@ -1,4 +1,4 @@
-"""Watches a run from another terminal: its chain link by link, its processes, its bottleneck.
+"""Watches a run from another terminal: each link of the chain, each process, the bottleneck.
 
 Example: veldt top runs/my-run
 """

@@ -36,7 +36,7 @@ class Train:
     quiet: bool = False
     """Print nothing while training."""
     trust: bool = False
-    """Import the code that --config names, and listen or send metrics if it says so."""
+    """Import code that --config names, and let it open ports and send metrics."""
 
 
 def run(argv: list[str]) -> int:
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     if not recipe:
         if not wants_help:
             raise UserError(
-                f"Say which recipe to train: {', '.join(RECIPES)}; for example veldt train dqn --env CartPole-v1"
+                f"Name the recipe to train: {', '.join(RECIPES)}; for example veldt train dqn --env CartPole-v1"
             )
         recipe = next(iter(RECIPES))
     default = Train(_defaults(recipe, flags))
@@ -91,7 +91,9 @@ def _show_help(args: Train, prog: str, description: str) -> None:
     """Prints the flags that have an effect together with those that were given, and exits."""
     idle = without_effect(args.config)
     absent = "\n".join(f"  {', '.join(map(_flag, scope.names))}: {scope.needs}" for scope in _outermost(idle))
-    description = f"{description}\nNot listed, because they have no effect without the setting after the colon:\n{absent}"
+    description = (
+        f"{description}\nNot listed, because they have no effect unless the condition after the colon holds:\n{absent}"
+    )
     registry = _hiding(args.config, idle)
     tyro.cli(Train, args=["--help"], prog=prog, description=description, default=args, registry=registry)
 

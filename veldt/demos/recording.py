@@ -231,7 +231,7 @@ MakeExpert = Callable[[Any], Expert]  # the environment that is played -> its ex
 
 
 class Immediate(Policy):
-    """A policy of one environment that answers when it is asked."""
+    """A policy of one environment that answers immediately."""
 
     due = math.inf
 

@@ -248,7 +248,7 @@ def read_shard(path: Path, columns: Spec, number: int, entry: Any) -> Shard:
     fits = shard.rows * row_bytes(columns) <= shard.bytes
     require(fits, f"{name} is too small for the {shard.rows:,} rows that it should have")
     same = fingerprint(path / name) == {"sha256": shard.sha256, "bytes": shard.bytes}
-    require(same, f"{name} is not what was written")
+    require(same, f"{name} does not match its checksum")
     _check_header(path / name, columns, shard.rows)
     return shard
 

@@ -57,7 +57,7 @@ class Checkpoint:
             check_finite(file, weights)
         except (Corrupt, SafetensorError, LookupError, TypeError, ValueError) as error:
             why = error if isinstance(error, Corrupt) else f"{file} cannot be read ({error})"
-            raise UserError(f"{self.path}: {why}; delete that checkpoint to use the one before.") from None
+            raise UserError(f"{self.path}: {why}; delete that checkpoint to use the previous one.") from None
         return weights
 
 
@@ -87,14 +87,16 @@ class Checkpoints:
                 final = self._write(info, rest, {})
                 log.warning("checkpoint %d has the weights, but not the replay: %s", number, error)
         except (OSError, SafetensorError) as error:
-            log.error("checkpoint %d could not be written (%s); training goes on, the last good one stays", number, error)
+            log.error(
+                "checkpoint %d could not be written (%s); training continues, and the last good one is kept", number, error
+            )
             return False
         # It is there. What follows makes it easier to find and frees disk space; the next one can do that as well.
         for tidy, what in ((sync_directory, self.directory), (self._point_to, final), (self._prune, final)):
             try:
                 tidy(what)
             except OSError as error:
-                log.warning("checkpoint %d is written, but not tidied up after (%s)", number, error)
+                log.warning("checkpoint %d was written, but cleaning up after it failed (%s)", number, error)
         return True
 
     def _write(self, info: dict[str, Any], state: dict[str, dict[str, Any]], stores: dict[str, Any]) -> Path:
@@ -118,7 +120,7 @@ class Checkpoints:
         return final
 
     def weights(self) -> Tree | None:
-        """The weights of the newest checkpoint that verifies, also while a trainer writes and deletes beside us."""
+        """The weights of the newest checkpoint that verifies, even while a run writes and deletes checkpoints there."""
         for _ in range(RETRIES):
             before = self._paths()
             try:
@@ -144,11 +146,11 @@ class Checkpoints:
                 continue
             if not bad:
                 return checkpoint
-            log.warning("checkpoint %s is not whole: %s damaged", path.name, ", ".join(bad))
+            log.warning("checkpoint %s is incomplete: %s damaged", path.name, ", ".join(bad))
             damaged = damaged or checkpoint
         if damaged is None and worst:
             raise UserError(
-                f"No checkpoint in {self.directory} can be read ({'; '.join(worst)}); delete that directory to start anew."
+                f"No checkpoint in {self.directory} can be read ({'; '.join(worst)}); delete that directory to start over."
             )
         return damaged
 
@@ -236,7 +238,7 @@ class Checkpoints:
         manifest = self._manifest(path)
         for name, expected in manifest["files"].items():
             if fingerprint(path / name) != expected:
-                raise Corrupt(f"{name} is not what was written")
+                raise Corrupt(f"{name} does not match its checksum")
         return Checkpoint(path, manifest)
 
     @staticmethod
@@ -285,7 +287,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def clean(self) -> None:
-        """Removes what a killed writer left behind. For whoever holds the run directory, and no one else."""
+        """Removes what a killed writer left behind. Only for the process that holds the run directory."""
         for path in (*self.directory.glob(".aside-*"), *self.blocks.glob(".aside-*")):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

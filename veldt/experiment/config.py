@@ -7,15 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import tyro
 
-from veldt.acting.policy import Explore, LinearDecay
+from veldt.acting.exploration import Explore, LinearDecay
 from veldt.algorithms.dqn import DQN
 from veldt.bounds import above, at_least, between
 from veldt.envs import Envs, make_env
 from veldt.errors import UserError
 from veldt.learning.learner import LearnerConfig
+from veldt.machine import find_device
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
+from veldt.runtime.local.pressure import MemoryConfig
 from veldt.runtime.local.watchdog import Restarts
 
 # How actors explore, record and refresh their weights: one dataclass a method; `Config.actor` is one of them.
@@ -23,6 +25,7 @@ from veldt.runtime.local.watchdog import Restarts
 #   refresh                  steps of an actor between two looks for newer weights; 0: once a block
 #   explore(first, n, own)   the exploration of environments first ... first + n - 1; the run's own are 0 ... own - 1, and
 #                            those of actors that join come after them
+#   hold                     steps for which an environment keeps its random numbers, at most
 #   str()                    says in a few words how it explores
 
 
@@ -31,13 +34,15 @@ class ActorConfig:
     """One epsilon for all environments, which falls linearly. The policy looks for newer weights at each step."""
 
     block: Annotated[int, above(0)] = 8
-    """Fresh steps in a block: an environment collects this many before they enter the store."""
+    """New steps in a block: an environment collects this many before they enter the store."""
     epsilon: Annotated[float, between(0, 1)] = 1.0
     """Fraction of random actions at the start."""
     epsilon_end: Annotated[float, between(0, 1)] = 0.05
     """Fraction of random actions at the end of the decay."""
     epsilon_steps: Annotated[int, at_least(0)] = 10_000
     """Env steps over which epsilon falls linearly."""
+    hold: Annotated[int, above(0)] = 1
+    """Steps for which an environment repeats a random action, at most: P(k or more) = 1 / k. 1: as in the papers."""
 
     refresh: ClassVar[int] = 1
 
@@ -50,20 +55,22 @@ class ActorConfig:
 
 @dataclass(frozen=True)
 class LadderConfig:
-    """Every environment has an epsilon of its own (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N.
+    """Every environment has its own epsilon (Horgan et al. 2018): epsilon^(1 + alpha i / (N - 1)), the i-th of N.
 
-    N are the environments of the run's own actors. Those of actors that join are between them, wherever seats stay empty:
-    1/2, 1/4, 3/4, 1/8, ... of the way down (a van der Corput sequence) instead of i / (N - 1).
+    N are the environments of the run's own actors. Environments of actors that join get values in between, whether or
+    not all seats are taken: 1/2, 1/4, 3/4, 1/8, ... of the way down (a van der Corput sequence) instead of i / (N - 1).
     """
 
     block: Annotated[int, above(0)] = 64
-    """Fresh steps in a block: an environment collects this many before they enter the store."""
+    """New steps in a block: an environment collects this many before they enter the store."""
     refresh: Annotated[int, above(0)] = 8
-    """Steps of an actor between two looks for newer weights."""
+    """Steps of an actor between two checks for newer weights."""
     epsilon: Annotated[float, between(0, 1)] = 0.4
     """Fraction of random actions of the environment that explores most."""
     alpha: Annotated[float, at_least(0)] = 7.0
     """How steeply epsilon falls from one environment to the next."""
+    hold: Annotated[int, above(0)] = 1
+    """Steps for which an environment repeats a random action, at most: P(k or more) = 1 / k. 1: as in the papers."""
 
     def explore(self, first: int, n: int, own: int) -> Explore | Array:
         """A single environment of the run's own is in the middle."""
@@ -86,11 +93,13 @@ class GaussianConfig:
     """Gaussian noise on continuous actions, the same in every environment (Horgan et al. 2018)."""
 
     block: Annotated[int, above(0)] = 32
-    """Fresh steps in a block: an environment collects this many before they enter the store."""
+    """New steps in a block: an environment collects this many before they enter the store."""
     refresh: Annotated[int, above(0)] = 8
-    """Steps of an actor between two looks for newer weights."""
+    """Steps of an actor between two checks for newer weights."""
     sigma: Annotated[float, at_least(0)] = 0.3
     """Standard deviation of the noise, where half of an action's range is 1."""
+    hold: Annotated[int, above(0)] = 1
+    """Steps for which an environment keeps its noise, at most: P(k or more) = 1 / k. 1: as in the paper."""
 
     def explore(self, first: int, n: int, own: int) -> Explore | Array:
         return np.full(n, self.sigma)
@@ -104,9 +113,10 @@ class UnrollConfig:
     """Actions are sampled from the policy itself, and sent an unroll at a time (Espeholt et al. 2018)."""
 
     refresh: Annotated[int, at_least(0)] = 0
-    """Steps of an actor between two looks for newer weights; 0: at the start of each unroll."""
+    """Steps of an actor between two checks for newer weights; 0: at the start of each unroll."""
 
     block: ClassVar[int] = 0  # one unroll
+    hold: ClassVar[int] = 1  # what is recorded is the probability of independent draws
 
     def explore(self, first: int, n: int, own: int) -> Explore | Array:
         return np.ones(n)
@@ -122,26 +132,29 @@ class StoreConfig:
     slack: Annotated[float, at_least(0)] = 0.0
     """Fraction by which the store may exceed its capacity until the learner trims it."""
     selector: Literal["uniform", "prioritized", "ranked", "fifo"] = "uniform"
-    """How items are drawn; prioritized: in proportion to their priority; ranked: to 1 / the rank of their priority; fifo:
-    each once, in order, and actors wait while the store is full."""
+    """How items are sampled. prioritized: in proportion to priority^alpha; ranked: in proportion to rank^-alpha; fifo: each
+    once, in order, and actors wait while the store is full."""
     alpha: Annotated[float, at_least(0)] = 0.6
     """Prioritized, ranked: exponent of the priorities, or of the ranks."""
     beta: Annotated[float, at_least(0)] = 0.4
-    """Prioritized, ranked: exponent of the importance weights, of which the largest in each batch is 1."""
+    """Prioritized, ranked: exponent of the importance weights, which are scaled so that the largest of a batch is 1."""
     beta_end: Annotated[float, at_least(0)] = 0.0
-    """Prioritized, ranked: beta at the end of the run, approached linearly with env steps; 0: it stays constant."""
+    """Prioritized, ranked: beta is annealed to this value linearly over the env steps of the run; 0: beta is constant."""
     first_priorities: Literal["acted", "largest"] = "acted"
-    """Prioritized, ranked: priorities of new items; acted: from the values computed while acting, largest: the largest so
-    far."""
+    """Prioritized, ranked: priorities of new items. acted: computed from the values at acting time; largest: the largest
+    priority so far."""
     evict: Literal["oldest", "priority"] = "oldest"
-    """Prioritized, ranked: which block a full store evicts: the oldest, or one of the four oldest, by the sum of its
-    priorities to the power of -0.4 (Ape-X DPG)."""
+    """Prioritized, ranked: which block a full store evicts. oldest; or priority: one of the four oldest, drawn in
+    proportion to the sum of its priorities^-0.4 (Ape-X DPG)."""
     min_size: Annotated[int, at_least(0)] = 1_000
-    """Items before learning starts."""
+    """Items that the store must hold before learning starts."""
     samples_per_insert: Annotated[float, at_least(0)] = 32.0
-    """Replay ratio: how often an item is drawn on average. Updates per env step = this / batch; 0: no limit."""
+    """Replay ratio: how often an item is sampled on average. Updates per env step = this / batch; 0: no limit."""
     actors_wait: bool = True
     """Actors wait when the learner is slower than the replay ratio; otherwise only the learner waits."""
+    device: str = "auto"
+    """Where samples are gathered: cpu, or cuda, from a copy of all blocks in the GPU's memory; auto: on the learner's GPU,
+    if it has one with room for the blocks."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +164,13 @@ class CentralConfig:
     groups: Annotated[int, above(0)] = 2
     """Groups of an actor's environments: it steps one group while another waits for its actions."""
     batch: Annotated[int, at_least(0)] = 0
-    """Environments in one forward pass, at most; 0: all that wait."""
+    """Maximum number of environments in one forward pass; 0: all that are waiting."""
     wait_ms: Annotated[float, at_least(0)] = 1.0
     """Milliseconds that the first group of a batch waits for others; a slow group never delays the others."""
     device: str = ""
-    """Where inference is computed: cpu or cuda; empty: the learner's device."""
+    """Where inference is computed: cpu, cuda or auto; empty: the learner's device."""
+    graph: Literal["auto", "off"] = "auto"
+    """auto: on a GPU forward passes are CUDA graphs, one for each power of two of environments; off: they are not."""
 
 
 @dataclass(frozen=True)
@@ -163,17 +178,17 @@ class GateConfig:
     """gRPC: actors on other machines, and the run's own actors with --transport grpc."""
 
     listen: str = ""
-    """HOST:PORT where actors on other machines may join (`veldt actor --connect`); empty: none may."""
+    """HOST:PORT on which actors from other machines can join (`veldt actor --connect`); empty: none can."""
     seats: Annotated[int, above(0)] = 4
-    """How many actors may join at a time."""
+    """Maximum number of actors that are joined at a time."""
     token_file: str = ""
-    """File with the secret that they must know; created if missing; empty: `token` in the run's directory."""
+    """File with the secret that actors need to join; created if missing; empty: `token` in the run directory."""
     certificate: str = ""
-    """File with the TLS certificate (PEM); needed beyond this host."""
+    """File with the TLS certificate (PEM); required unless the run listens on this host only."""
     key: str = ""
-    """File with the key of the certificate."""
+    """File with the private key of the certificate."""
     compress: bool = False
-    """The run's own actors compress what they send over gRPC (lz4)."""
+    """Compress what the run's own actors send over gRPC (lz4)."""
 
 
 @dataclass(frozen=True)
@@ -181,22 +196,23 @@ class EvalConfig:
     every: Annotated[int, at_least(0)] = 5_000
     """Env steps between two evaluations; 0: none."""
     episodes: Annotated[int, above(0)] = 10
-    """Greedy episodes of one evaluation."""
+    """Greedy episodes in one evaluation."""
     epsilon: Annotated[float, between(0, 1)] = 0.0
-    """Fraction of random actions; for apex-dpg the sigma of the noise; for impala the fraction of actions that is sampled
-    from the policy instead of taking the likeliest."""
+    """Fraction of random actions. apex-dpg: standard deviation of the noise. impala: fraction of the actions that are
+    sampled from the policy instead of being the most likely one."""
     max_length: Annotated[int, above(0)] = 27_000
-    """Steps after which an evaluation stops waiting for an episode's end (108K Atari frames)."""
+    """Steps after which an evaluation cuts an episode off (the default is 108K Atari frames)."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     every: Annotated[int, at_least(0)] = 10_000
-    """Env steps between two checkpoints; 0: only one at the end. Inline, each truncates the running episodes."""
+    """Env steps between two checkpoints; 0: only one at the end. With --runtime inline, each one truncates the
+    running episodes."""
     keep: Annotated[int, above(0)] = 2
-    """Checkpoints that are kept."""
+    """Number of checkpoints to keep."""
     store: bool = True
-    """Save the replay too; without it a resumed run has the weights, and collects experience anew."""
+    """Save the replay store too. Without it, a resumed run has the weights but starts with an empty store."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +220,7 @@ class LogConfig:
     every: Annotated[float, above(0, infinite=True)] = 1.0
     """Seconds between two lines of metrics."""
     wandb: bool = False
-    """Send metrics to Weights & Biases too."""
+    """Also send metrics to Weights & Biases."""
 
 
 @dataclass(frozen=True)
@@ -218,37 +234,37 @@ class Config:
     env: str = "CartPole-v1"
     """A Gymnasium id, or module:callable."""
     protocol: str = ""
-    """Atari: the evaluation protocol of the games: dqn, apex, r2d2, machado or dopamine. apex:minimal has the game's own
-    actions instead of all 18, dqn:full all 18; so for every protocol."""
+    """Atari: evaluation protocol: dqn, apex, r2d2, machado or dopamine. Any of them can be followed by :minimal (the game's
+    own actions) or :full (all 18 actions), as in apex:minimal."""
     steps: Annotated[int, above(0)] = 60_000
-    """Env steps in all: actions applied, over all environments."""
+    """Total number of env steps: actions applied, summed over all environments."""
     seed: Annotated[int, at_least(0)] = 0
-    """Everything random follows from it."""
+    """Seed of all random numbers."""
     clip_observations: bool = False
-    """Clip observations to the bounds of their space; otherwise those outside are kept, with a warning."""
+    """Clip observations to the bounds of their space. Otherwise out-of-bounds observations are kept, with a warning."""
     max_bad: Annotated[float, between(0, 1)] = 0.1
-    """Fraction of bad observations (they, or their rewards, are not finite) of the last thousand, above which the run ends;
-    1: it goes on."""
+    """The run ends when more than this fraction of the last thousand observations is bad (the observation or its
+    reward is not finite); 1: never."""
     actors: Annotated[int, above(0)] = 1
-    """Processes that act."""
+    """Number of actors."""
     envs_per_actor: Annotated[int, above(0)] = 8
-    """Environments that one actor steps together."""
+    """Number of environments that each actor steps in lockstep."""
     runtime: Literal["inline", "local"] = "inline"
     """Where the nodes run: inline is one thread (exact resume, debugging), local is supervised processes."""
     step_timeout: Annotated[float, above(0)] = 30.0
-    """Local: seconds that one step of an environment or update may take before its process is restarted."""
+    """Local: seconds that an environment step or an update may take before its process is restarted."""
     queue: Annotated[int, at_least(2)] = 16
-    """Local: blocks that may wait between one actor and the store; a resume loses them."""
+    """Local: capacity, in blocks, of the queue between an actor and the store; queued blocks are not saved."""
     inference: Literal["local", "central"] = "local"
-    """Where actions are computed: by each actor, or by one process for all, in batches (SEED RL)."""
+    """Where actions are computed: local: in each actor; central: in one process, in batches for all actors (SEED RL)."""
     transport: Literal["shm", "grpc"] = "shm"
-    """Local: how the run's own actors reach the rest: shared memory, or gRPC on a Unix socket."""
+    """Local: how the run's own actors communicate: over shared memory, or over gRPC on a Unix socket."""
     demos: str = ""
-    """Directory of demonstrations (`veldt record`) that are sampled beside the run's own experience; empty: none."""
+    """Directory of demonstrations (`veldt record`) to sample in addition to the run's own experience; empty: none."""
     demo_ratio: Annotated[float, between(0, 1)] = 0.25
     """Probability that an item of a batch is a demonstration."""
-    device: str = "cpu"
-    """Device of the learner: cpu or cuda."""
+    device: str = "auto"
+    """Device of the learner: cpu or cuda; auto: a GPU where there is one."""
     threads: Annotated[int, above(0)] = 1
     """Threads for tensor operations."""
     algorithm: Any = field(default_factory=DQN)
@@ -262,6 +278,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     restart: Restarts = field(default_factory=Restarts)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def envs(self, n: int = 1, render: bool = False) -> Envs:
@@ -275,6 +292,15 @@ class Config:
     def total_actors(self) -> int:
         """With the actors that may join from other machines."""
         return self.actors + (self.gate.seats if self.gate.listen else 0)
+
+    @property
+    def learner_device(self) -> str:
+        return find_device(self.device)
+
+    @property
+    def inference_device(self) -> str:
+        """Of central inference."""
+        return find_device(self.central.device or self.device)
 
     def schema(self, env: EnvSpec) -> Schema:
         rows = {**env.step, "action": env.action, **self.algorithm.extras(env)}

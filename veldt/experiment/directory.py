@@ -40,8 +40,12 @@ MAY_CHANGE = {  # on resume
     "restart.limit",
     "restart.delay",
     "restart.window",
+    "memory.limit",
+    "memory.reserve",
     "threads",
     "device",
+    "store.device",
+    "learner.graph",
     "eval.episodes",
     "step_timeout",
     "max_bad",
@@ -86,7 +90,7 @@ def load_config(path: Path) -> Config:
     if recipe == "dqn" and isinstance(actor, dict) and actor.get("refresh") == 1:
         del actor["refresh"]  # older runs have this setting, without effect
     if isinstance(learner, dict) and learner.pop("momentum", 0):  # of older runs
-        log.warning("%s: learner.momentum is ignored; RMSProp has no velocity any more, as in the papers", path)
+        log.warning("%s: learner.momentum is ignored; RMSProp no longer has a velocity, as in the papers", path)
     try:
         config: Config = override(recipes.make(recipe, str(values.get("env", "CartPole-v1"))), values)
         bounds.check(config)
@@ -111,7 +115,7 @@ def require_trust(path: Path | str, config: Config, trust: bool, given: Containe
     """Raises Untrusted if the config asks for more than its user has `given` or trusts (see docs/security.md)."""
     wanted = [f"{what} ({name})" for name, what in asks(config).items() if name not in given]
     if wanted and not trust:
-        raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust who made it.")
+        raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author.")
 
 
 def check_same(path: Path, config: Config, may_differ: set[str], advice: str) -> None:
@@ -121,7 +125,7 @@ def check_same(path: Path, config: Config, may_differ: set[str], advice: str) ->
     for name in ours:
         if theirs and theirs.get(name) != ours[name] and name not in may_differ:
             there = f"{name} is {theirs.get(name)} there and {ours[name]} here"
-            raise UserError(f"{path} belongs to another config: {there}; {advice}.")
+            raise UserError(f"{path} was started with a different config: {there}; {advice}.")
 
 
 @contextmanager

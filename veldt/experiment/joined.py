@@ -43,14 +43,14 @@ def assign(config: Any, i: int) -> dict[str, Any]:
     """What the i-th actor of all is sent."""
     from veldt.experiment.settings import as_plain
 
-    told = {"index": i, "inference": config.inference}
+    sent = {"index": i, "inference": config.inference}
     if config.inference == "local":
         plain = as_plain(config)
         store = {"first_priorities": config.store.first_priorities}
-        return told | {"settings": {name: plain[name] for name in SENT} | {"store": store}}
+        return sent | {"settings": {name: plain[name] for name in SENT} | {"store": store}}
     n = config.envs_per_actor // config.central.groups
     named = {"env": config.env, "protocol": config.protocol, "clip": config.clip_observations, "seed": config.seed}
-    return told | named | {"n": n, "groups": _groups(config, i)}
+    return sent | named | {"n": n, "groups": _groups(config, i)}
 
 
 def _groups(config: Any, i: int) -> list[int]:
@@ -104,31 +104,31 @@ class Assignment:
     seed: int = 0
 
 
-def parse(told: Any, env: str = "", network: str = "") -> Assignment:
+def parse(sent: Any, env: str = "", network: str = "") -> Assignment:
     """`env` and `network`: what may be imported. Raises a UserError for anything that this actor should not build."""
-    told = told if isinstance(told, dict) else {}
-    index, allowed = _integer(told, "index", 0, 1 << 20), frozenset((env, network)) - {""}
-    if told.get("inference") == "local":
-        config = _config(told.get("settings"))
+    sent = sent if isinstance(sent, dict) else {}
+    index, allowed = _integer(sent, "index", 0, 1 << 20), frozenset((env, network)) - {""}
+    if sent.get("inference") == "local":
+        config = _config(sent.get("settings"))
         made_by = getattr(config.algorithm, "network_from", "")
         _check_import(config.env, env, "--env")
         if made_by:
             _check_import(made_by, network, "--network", always=True)
         return Assignment(index, config.env, allowed, config)
-    if told.get("inference") != "central":
+    if sent.get("inference") != "central":
         raise _invalid("inference")
-    name, protocol, groups = _word(told, "env"), _word(told, "protocol"), told.get("groups")
+    name, protocol, groups = _word(sent, "env"), _word(sent, "protocol"), sent.get("groups")
     _check_import(name, env, "--env")
-    n = _integer(told, "n", 1, MAX_ENVS)
+    n = _integer(sent, "n", 1, MAX_ENVS)
     if not isinstance(groups, list) or not 0 < len(groups) <= MAX_ENVS // n:
         raise _invalid("groups")
     numbers = tuple(_integer({"groups": group}, "groups", 0, 1 << 32) for group in groups)
     if len(set(numbers)) < len(numbers):
         raise _invalid("groups")
-    seed = _integer(told, "seed", -(1 << 62), 1 << 62)
-    if not isinstance(told.get("clip"), bool):
+    seed = _integer(sent, "seed", -(1 << 62), 1 << 62)
+    if not isinstance(sent.get("clip"), bool):
         raise _invalid("clip")
-    return Assignment(index, name, allowed, None, protocol, told["clip"], n, numbers, seed)
+    return Assignment(index, name, allowed, None, protocol, sent["clip"], n, numbers, seed)
 
 
 def _config(settings: Any) -> Any:
@@ -165,16 +165,16 @@ def _check_import(name: str, allowed: str, flag: str, always: bool = False) -> N
         raise UserError(f"The run wants {name[:200]!a}, which is code to import; allow it with {flag} {name[:200]}.")
 
 
-def _word(told: dict[str, Any], name: str) -> str:
+def _word(sent: dict[str, Any], name: str) -> str:
     """Printable: it is shown on a terminal."""
-    value = told.get(name)
+    value = sent.get(name)
     if not isinstance(value, str) or not value.isprintable() or not value.isascii() or len(value) > 200:
         raise _invalid(name)
     return value
 
 
-def _integer(told: dict[str, Any], name: str, low: int, high: int) -> int:
-    value = told.get(name)
+def _integer(sent: dict[str, Any], name: str, low: int, high: int) -> int:
+    value = sent.get(name)
     if type(value) is not int or not low <= value <= high:
         raise _invalid(name)
     return value
@@ -227,25 +227,25 @@ def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
     return Host([node for name, node in program.nodes.items() if name not in known], known, lambda node: given)
 
 
-def _central(link: Link, told: Assignment) -> Host:
+def _central(link: Link, assignment: Assignment) -> Host:
     os.environ["VELDT_LIGHT"] = "1"
     from veldt.acting.actor import Actor, Policy, send_examples
     from veldt.envs import make_env
 
-    session, envs = link.session, partial(make_env, told.env, protocol=told.protocol, clip=told.clip)
+    session, envs = link.session, partial(make_env, assignment.env, protocol=assignment.protocol, clip=assignment.clip)
     with contextlib.closing(envs(1)) as one:
         spec = one.spec
     ports = ports_of(Policy)
-    calls = _match(link, "recorder", messages_of("recorder", ports, send_examples(spec, told.n)), ())[0]
+    calls = _match(link, "recorder", messages_of("recorder", ports, send_examples(spec, assignment.n)), ())[0]
     calls.check = ActionCheck(spec)
     known = {"recorder": Proxy(ports, session.ends("recorder", {})), "counters": Counters(session.rows)}
-    program, name = Program(), f"actor/{told.index}"
+    program, name = Program(), f"actor/{assignment.index}"
     recorder, counters = (program.add(name, object) for name in known)
-    program.add(name, Actor, envs, told.n, recorder, counters, told.seed, name, told.groups, INCARNATION)
+    program.add(name, Actor, envs, assignment.n, recorder, counters, assignment.seed, name, assignment.groups, INCARNATION)
     return _host(link, program, known)
 
 
-def _local(link: Link, told: Assignment) -> Host:
+def _local(link: Link, assignment: Assignment) -> Host:
     import torch
 
     from veldt.learning.params import LatestParams
@@ -253,7 +253,7 @@ def _local(link: Link, told: Assignment) -> Host:
     from veldt.topologies import add_actor
 
     torch.set_num_threads(1)
-    config, session, ports = told.config, link.session, ports_of(Store)
+    config, session, ports = assignment.config, link.session, ports_of(Store)
     spec = config.env_spec()
     examples = insert_examples(config.schema(spec), spec)
     _match(link, "store", messages_of("store", ports, examples), ("cell params",))
@@ -263,9 +263,9 @@ def _local(link: Link, told: Assignment) -> Host:
         "counters": Counters(session.rows),
     }
     program = Program()
-    add_actor(program, config, spec, told.index, *(program.add(name, object) for name in known))
+    add_actor(program, config, spec, assignment.index, *(program.add(name, object) for name in known))
     host = _host(link, program, known)
-    session.cells["cell params"].check = partial(_check_weights, host.objects[f"policy/{told.index}"].vector.numel())
+    session.cells["cell params"].check = partial(_check_weights, host.objects[f"policy/{assignment.index}"].vector.numel())
     return host
 
 
@@ -275,7 +275,7 @@ def _match(link: Link, node: str, messages: Messages, cells: tuple[str, ...]) ->
     wanted = {f"{node} stream": (messages.stream, []), f"{node} calls": (messages.calls, messages.replies)}
     wanted = {name: lane for name, lane in wanted.items() if lane[0]}
     if list(found) != list(wanted) or tuple(session.cells) != cells:
-        raise UserError("The run offers other channels than this actor needs; the actor and the run do not match.")
+        raise UserError("The run does not offer the channels that this actor needs; the actor and the run do not match.")
     for box, (there, back) in zip(found.values(), wanted.values(), strict=True):
         box.expect([message.example for message in there], [message.example for message in back])
     return list(found.values())
@@ -284,7 +284,7 @@ def _match(link: Link, node: str, messages: Messages, cells: tuple[str, ...]) ->
 def _check_weights(size: int, value: Tree) -> str:
     shapes = {name: (x.dtype.str, x.shape) for name, x in value.items()}
     if shapes != {"vector": ("<f4", (size,)), "when": ("<f8", (2,))}:
-        return "the weights are those of another network"
+        return "the weights belong to a different network"
     if not np.isfinite(value["vector"]).all() or not abs(value["when"][0]) <= 1 << 53 or math.isinf(value["when"][1]):
         return "the weights are not finite"
     return ""

@@ -37,7 +37,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict):
-        raise Corrupt("its manifest is no JSON object")
+        raise Corrupt("its manifest is not a JSON object")
     if manifest.get("format") == 1 and "learner" in manifest:  # it had one network
         manifest |= {"format": FORMAT, "weights": {str(manifest["learner"]): WEIGHTS}}
     if manifest.get("format") != FORMAT:

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from veldt import metrics
+from veldt.acting.recorder import Recorder
 from veldt.demos.set import Demos
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
 from veldt.learning.activations import activation_bytes
-from veldt.machine import available_memory, format_bytes, used_memory
+from veldt.machine import available_memory, find_device, format_bytes, used_memory
 from veldt.nets.torsos import use_bfloat16
 from veldt.program import Program
 from veldt.records.block import Schema
@@ -24,7 +25,7 @@ from veldt.records.step import EnvSpec
 from veldt.runtime import Inline, Runtime
 from veldt.runtime.local import zygote
 from veldt.runtime.local.local import Local
-from veldt.runtime.local.plan import STREAM_BYTES, Gate
+from veldt.runtime.local.plan import STREAM_BYTES, GateSettings
 from veldt.storing.slots import Size
 from veldt.topologies import make_program
 from veldt.topologies.stores import demos_size, store_size
@@ -56,6 +57,8 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Raises a UserError for all that cannot work on this machine, in this environment."""
     check_device(config.device)
+    check_device(config.central.device or config.device)
+    check_device(config.store.device)
     gate = config.gate
     if gate.listen:
         from veldt.experiment.joined import read_certificate
@@ -78,11 +81,11 @@ def prepare(config: Config) -> Prepared:
 
 def check_device(name: str) -> None:
     try:
-        device = torch.device(name)
+        device = torch.device(find_device(name))
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"There is no device {name!r}; use cpu or cuda.")
+        raise UserError(f"There is no device {name!r}; use cpu, cuda or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"No CUDA device is available here as {name!r}; use --device cpu.")
 
@@ -98,10 +101,11 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
     samples = 2 * config.learner.batch * config.learner.prefetch * window
     rest = samples + 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes
-    rest += CUDA * _cuda_processes(config, program) + (0 if is_cuda(config.device) else activations)
+    rest += CUDA * _cuda_processes(config, program) + (0 if is_cuda(config.learner_device) else activations)
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
-    check_memory(store, available_memory() - rest, rest)
+    free = min(available_memory(), int(1e9 * config.memory.limit) or available_memory())
+    check_memory(store, free - rest, rest)
     return store, used_memory() + store.nbytes + rest
 
 
@@ -110,7 +114,7 @@ def is_cuda(device: str) -> bool:
 
 
 def _cuda_processes(config: Config, program: Program) -> int:
-    devices = {"learner": config.device, "inference": config.central.device or config.device}
+    devices = {"learner": config.learner_device, "inference": config.inference_device}
     found = sum(name in program.nodes and is_cuda(device) for name, device in devices.items())
     return found if config.runtime == "local" else min(found, 1)
 
@@ -120,7 +124,7 @@ def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
     nodes = program.nodes
     own = [node for node in nodes.values() if node.on is None and node.name not in ("counters", "params")]
     light = sum(node.light for node in own)
-    streams = sum(name.startswith("recorder") and node.on != "learner" for name, node in nodes.items())
+    streams = sum(issubclass(node.node_class, Recorder) and node.on != "learner" for node in nodes.values())
     stream = queue * min(STREAM_BYTES, schema.nbytes + 9 * schema.starts + 1024)
     zygotes = ZYGOTE + (LIGHT_ZYGOTE if light else 0)
     return zygotes + (len(own) - light) * PROCESS + light * LIGHT_PROCESS + streams * stream
@@ -156,10 +160,10 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
         say(f"actors may join: veldt actor --connect {where} --token-file {file}{tls}")
         token = make_token(file)
     gate = make_gate(config, token) if settings.listen or config.transport == "grpc" else None
-    return Local(path, config.step_timeout, LIVES * number, config.queue, gate, config.restart)
+    return Local(path, config.step_timeout, LIVES * number, config.queue, gate, config.restart, config.memory)
 
 
-def make_gate(config: Config, token: str = "") -> Gate:
+def make_gate(config: Config, token: str = "") -> GateSettings:
     from veldt.experiment.joined import assign, limits, read_certificate
     from veldt.runtime.grpc.connection import read_key
 
@@ -167,7 +171,7 @@ def make_gate(config: Config, token: str = "") -> Gate:
     joining = range(config.actors, config.total_actors)
     seats, claims = tuple(assign(config, i) for i in joining), tuple(limits(config, i) for i in joining)
     certificate, key = read_certificate(settings.certificate), read_key(settings.key)
-    return Gate(own, seats, claims, settings.listen, token, certificate, key, settings.compress)
+    return GateSettings(own, seats, claims, settings.listen, token, certificate, key, settings.compress)
 
 
 def introduction(prepared: Prepared, path: Path) -> list[str]:
@@ -179,7 +183,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     network = type(getattr(net, "torso", net)).__name__
     lines = [
         f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}",
-        f"network: {network}, {prepared.parameters:,} parameters on {config.device}{stacking}",
+        f"network: {network}, {prepared.parameters:,} parameters on {_device(config)}{stacking}",
         f"algorithm: {_settings(config.algorithm)}",
     ]
     if config.protocol:
@@ -187,8 +191,9 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     if store.slots:
         each = format_bytes(store.nbytes / store.slots / config.schema(env).starts)
         size = f"{store.capacity:,} items of {each}, {format_bytes(store.nbytes)} when full"
-        lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}")
-    gpu = f"; activations of about {format_bytes(prepared.activations)} on the GPU" if is_cuda(config.device) else ""
+        lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
+    on_gpu = is_cuda(config.learner_device)
+    gpu = f"; activations of about {format_bytes(prepared.activations)} on the GPU" if on_gpu else ""
     actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
     return [
         *lines,
@@ -205,7 +210,21 @@ def _inference(config: Config) -> str:
     if config.inference == "local":
         return ""
     most = f", at most {central.batch} at once" if central.batch else ""
-    return f" in {central.groups} groups (one process acts for all, on {central.device or config.device}{most})"
+    return f" in {central.groups} groups (one process acts for all, on {config.inference_device}{most})"
+
+
+def _device(config: Config) -> str:
+    """The learner's."""
+    found = config.device == "auto" and is_cuda(config.learner_device)
+    return f"{config.learner_device} (the GPU here; --device cpu does without)" if found else config.learner_device
+
+
+def _gathering(config: Config) -> str:
+    """Where samples are gathered, if not in RAM."""
+    device = config.store.device
+    if device == "cpu" or not is_cuda(config.learner_device):
+        return ""
+    return "; copied to the GPU, if it fits" if device == "auto" else f"; copied to {device}"
 
 
 def _rate(config: Config) -> str:
@@ -216,7 +235,7 @@ def _rate(config: Config) -> str:
         return f"updates of {batch} without a limit"
     most = "" if store.actors_wait else "at most "
     rate = store.samples_per_insert / batch / config.algorithm.window.stride
-    return f"{most}{rate:.3g} updates of {batch} an env step"
+    return f"{most}{rate:.3g} updates of {batch} per env step"
 
 
 def _settings(thing: Any) -> str:

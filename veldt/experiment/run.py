@@ -1,7 +1,7 @@
 """A run: training it, resuming it, evaluating what it learned, and a video (.gif or .mp4) of that.
 
 Its directory holds config.yaml, metrics.jsonl, TensorBoard events, log.txt and checkpoints/. Training in a directory that
-has a checkpoint goes on from it.
+has a checkpoint continues from it.
 """
 
 import dataclasses
@@ -88,7 +88,7 @@ class Run:
             theirs, own = envs.spec, config.env_spec() if env else envs.spec
             if own.observation != theirs.observation or own.action_space != theirs.action_space:
                 raise UserError(
-                    f"{theirs.name} has other observations or actions than {own.name}, which this run was trained on."
+                    f"The observations or actions of {theirs.name} differ from those of {own.name}, the run's environment."
                 )
             found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), config.eval.max_length)
         assert found is not None
@@ -118,7 +118,7 @@ def train(
     quiet: bool = False,
     **overrides: Any,
 ) -> Run:
-    """Trains until `steps` env steps are done, and returns the run. If the directory has a checkpoint, goes on from it.
+    """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
     """

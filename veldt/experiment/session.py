@@ -22,6 +22,7 @@ from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive
 from veldt.experiment.observations import BadObservations, bad_fraction
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
 from veldt.experiment.settings import as_plain
+from veldt.experiment.standstill import Standstill
 from veldt.files import replace_text
 from veldt.machine import core_count, format_bytes, process_age, used_memory
 from veldt.program import BLOCK_MEMORY
@@ -87,7 +88,7 @@ class Session:
         self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks)
         try:
             runtime = make_runtime(config, self.path, number, self.screen.say)
-            message = "" if self.quiet else "Stopping after a last checkpoint"
+            message = "" if self.quiet else "Stopping after a final checkpoint"
             with interruptible(self._stop, message, self._hurry), runtime.start(prepared.program) as self.nodes:
                 self._restore(self.nodes, checkpoint)
                 self._train(self.nodes)
@@ -116,6 +117,8 @@ class Session:
         self.training = False
         if nodes.count("env_steps") > self.saving.saved_at:
             self._save_last(nodes, whole)
+        elif nodes.live:  # the last scheduled checkpoint fell on the end, and the last line may be older
+            self.progress.log(nodes)
         self.updates = nodes.count("learner_steps")
 
     def _command(self, name: str) -> str:
@@ -134,8 +137,8 @@ class Session:
             saved = self.saving.salvage(nodes, HURRY_S if self.interrupted else self.config.step_timeout, scheduled)
         if not saved:
             raise UserError(
-                f"The last checkpoint could not be written (see {self.path / 'log.txt'}); free disk space, and go on from "
-                f"the one before with: {self._command('resume')}"
+                f"The final checkpoint could not be written (see {self.path / 'log.txt'}); free disk space, and continue "
+                f"from the previous one with: {self._command('resume')}"
             )
 
     def _save_after(self, error: BaseException, nodes: Nodes) -> None:
@@ -146,9 +149,9 @@ class Session:
         try:
             self.saving.wait()
             if self.saving.salvage(nodes, self.config.step_timeout, scheduled=False):
-                error.add_note(f"Saved at {self.saving.saved_at:,} env steps; go on with: {self._command('resume')}")
+                error.add_note(f"Saved at {self.saving.saved_at:,} env steps; continue with: {self._command('resume')}")
         except Exception as another:
-            log.error("no last checkpoint could be saved (%s)", another, exc_info=True)
+            log.error("no final checkpoint could be saved (%s)", another, exc_info=True)
 
     def _restore(self, nodes: Nodes, checkpoint: Checkpoint | None) -> None:
         number = 0
@@ -180,15 +183,19 @@ class Session:
     def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say
         if self.interrupted:
-            say(f"Stopped at {self.saving.saved_at:,} env steps. Go on with: {self._command('resume')}")
+            say(f"Stopped at {self.saving.saved_at:,} env steps. Continue with: {self._command('resume')}")
         elif resumed_from and self.saving.number == resumed_from:
             more = f"{self._command('resume')} --steps {2 * self.config.steps}"
-            say(f"This run was finished before. Evaluate with: {self._command('eval')}; go on with: {more}")
+            say(f"This run was finished before. Evaluate with: {self._command('eval')}; continue with: {more}")
         elif not self.updates and "learner" in prepared.program.nodes:
             sentence = f"The run ended without an update: {why_no_update(self.config, self.progress.latest)}."
             log.info(sentence)
-            say(f"{sentence} Nothing was learned. Go on with: {self._command('resume')} --steps {10 * self.config.steps}")
+            say(
+                f"{sentence} Nothing was learned. Continue with: {self._command('resume')} --steps {10 * self.config.steps}"
+            )
         else:
+            if self.progress.standstill.seconds:
+                say(self.progress.standstill.sentence(self.saving.saved_at))
             say(f"Done. Evaluate with: {self._command('eval')}")
 
     def _stop(self, number: int) -> None:
@@ -212,7 +219,7 @@ def why_no_update(config: Config, line: dict[str, Any]) -> str:
         least, name = config.learner.batch * config.learner.prefetch, "learner.batch"
     if items is not None and items < least:
         return f"its store had {items:,.0f} of the {least:,} items that learning starts with ({name})"
-    return "it was over before the learner's first one"
+    return "it ended before the learner's first update"
 
 
 class Progress:
@@ -230,9 +237,9 @@ class Progress:
             "store_capacity": prepared.store.capacity,
             "store_min_size": config.store.min_size,
             "store_once": config.store.selector == "fifo",
-            "inference_device": config.central.device or config.device,
+            "inference_device": config.inference_device,
         }
-        self.bad = BadObservations(config.env, config.max_bad)
+        self.bad, self.standstill = BadObservations(config.env, config.max_bad), Standstill(config.step_timeout)
         self.earlier_s = 0.0  # of the sessions before this one
         self.latest: dict[str, Any] = {}  # the newest value of each metric
         self._began = self._last_line = time.monotonic()
@@ -276,6 +283,8 @@ class Progress:
             line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
         line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
         line |= {"bad_fraction": fraction} if (fraction := bad_fraction(nodes)) else {}
+        if stands := self.standstill.look(now, clocks["env_steps"], clocks["learner_steps"]):
+            line["learner_stands_s"] = stands
         line |= self._derived(line, nodes, now)
         if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
             line["bottleneck"] = sentence
@@ -375,7 +384,7 @@ class Saving:
             if saved:
                 self.saved_at = clocks["env_steps"]
                 paused = getattr(snapshot, "paused", 0.0)
-                pause = f"; the learner stood still for {1000 * paused:.1f} ms" if paused else ""
+                pause = f"; the learner was paused for {1000 * paused:.1f} ms" if paused else ""
                 log.info("checkpoint %d at %d env steps, %.3f s%s", number, self.saved_at, time.monotonic() - began, pause)
             return saved
 

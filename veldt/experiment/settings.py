@@ -115,6 +115,8 @@ def _problems(config: Config) -> Iterator[str]:
             "A queue (store.selector fifo) gives each unroll once: it needs store.samples_per_insert 1, store.slack 0 "
             "and learner.prefetch 1."
         )
+    if store.device not in ("auto", "cpu") and config.learner_device == "cpu":
+        yield f"store.device {store.device} needs the learner on that GPU: --device {store.device}."
     if config.recipe == "r2d3" and not config.demos:
         yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
     if config.demos and store.selector == "fifo":
@@ -148,7 +150,7 @@ def _convolutional(config: Config) -> bool:
 SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
     Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
-    Scope(("step_timeout", "restart."), lambda c: c.runtime == "local", "--runtime local"),
+    Scope(("step_timeout", "restart.", "memory."), lambda c: c.runtime == "local", "--runtime local"),
     Scope(("queue", "transport", "gate."), _separate, "--runtime local, and actors in processes of their own"),
     Scope(
         ("gate.seats", "gate.token_file", "gate.certificate", "gate.key"),
@@ -159,6 +161,13 @@ SCOPES = (
     Scope(("central.",), lambda c: c.inference == "central", "--inference central"),
     Scope(("actor.refresh",), lambda c: c.inference == "local", "--inference local"),
     Scope(("demos",), lambda c: c.store.selector != "fifo", "a replay store (this recipe has a queue)"),
+    Scope(
+        ("store.slack", "store.min_size", "store.samples_per_insert", "learner.prefetch", "learner.trim_every"),
+        lambda c: c.store.selector != "fifo",
+        "a replay store (this recipe has a queue)",
+    ),
+    Scope(("learner.trim_every",), lambda c: c.store.slack > 0, "--store.slack above 0"),
+    Scope(("learner.target_every",), lambda c: bool(c.algorithm.uses_target), "an algorithm with a target network"),
     Scope(("demo_ratio",), lambda c: bool(c.demos) or c.recipe == "r2d3", "--demos DIRECTORY"),
     Scope(
         ("store.alpha", "store.beta", "store.beta_end", "store.first_priorities", "store.evict"),

@@ -147,7 +147,7 @@ class Sweep:
     def run(self) -> None:
         if self.waiting:
             print(f"{self.total} runs, {self.done} already finished, {self.at_once} at a time", flush=True)
-        with interruptible(self._stop, "Stopping after a last checkpoint of each run"):
+        with interruptible(self._stop, "Stopping after a final checkpoint of each run"):
             try:
                 while self.running or (self.waiting and not self.interrupted):
                     self._start()

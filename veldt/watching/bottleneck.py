@@ -109,8 +109,8 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
         return _no_waiting(line, busy, declarations)
     if min(actor, learner) >= max(MUCH, 0.5 * max(actor, learner)):
         return (
-            f"The actors and the learner wait for each other by turns ({percent(actor)} and {percent(learner)} of their "
-            "time): data moves in batches that are too large; make actor.block or learner.prefetch smaller."
+            f"The actors and the learner take turns waiting for each other ({percent(actor)} and {percent(learner)} of "
+            "their time): data moves in batches that are too large; make actor.block or learner.prefetch smaller."
         )
     if learner >= actor:
         return f"{for_data}; {_too_little_data(line, busy)}."
@@ -188,17 +188,17 @@ def _no_waiting(line: Line, busy: dict[str, float], declarations: Declarations) 
     wanted, inserted, sampled = (line.get(name, 0.0) for name in ("samples_per_insert", "inserted_per_s", "sampled_per_s"))
     if wanted and sampled < 0.8 * wanted * inserted:  # of this line: the ratio of the whole run lags behind
         return (
-            f"{_slow_learner(busy)} draws an item {sampled / inserted:.1f} times where {wanted:g} are asked for: fewer "
+            f"{_slow_learner(busy)} samples each item {sampled / inserted:.1f} times instead of {wanted:g}: use fewer "
             "actors, a smaller network, more --threads, or a GPU."
         )
     if _all_cores(line):
-        return f"Nobody waits, and all {line['cores']} cores are busy: more cores would make it faster."
+        return f"No process waits, and all {line['cores']} cores are busy: more cores would make it faster."
     outside = (m for m in declarations.values() if m.column == WAITS and m.link not in CHAIN)
     most, metric = max(((line.get(m.name, 0.0), m) for m in outside), key=lambda x: x[0], default=(0.0, None))
     if metric is not None and most >= MUCH:
         reason = f" for {metric.waits_for}" if metric.waits_for else ""
         return f"The {metric.link} waits {percent(most)} of its time{reason}; actors and learner are in balance."
-    return "Nobody waits for long: actors and learner are in balance."
+    return "No process waits for long: actors and learner are in balance."
 
 
 def _slow_learner(busy: dict[str, float]) -> str:

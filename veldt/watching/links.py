@@ -63,7 +63,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkRow:
     """One row of the table. `busy` and `waits` are fractions of the time of the process that the link is in."""
 
     name: str
@@ -73,15 +73,15 @@ class Link:
     more: tuple[str, ...] = ()
 
 
-def links(line: Line, declarations: Declarations = PACKAGE) -> list[Link]:
+def links(line: Line, declarations: Declarations = PACKAGE) -> list[LinkRow]:
     """The links that the line has any number of."""
     names = dict.fromkeys((*CHAIN, *(m.link for m in declarations.values() if m.column in (RATE, BUSY, WAITS, MORE))))
     busy, waits = (fractions(line, column, declarations) for column in (BUSY, WAITS))
     found = []
     for name in names:
         rates, more = (texts(line, name, column, declarations) for column in (RATE, MORE))
-        link = Link(name, "".join(rates[:1]), busy.get(name), waits.get(name), (*rates[1:], *more))
-        if link != Link(name):
+        link = LinkRow(name, "".join(rates[:1]), busy.get(name), waits.get(name), (*rates[1:], *more))
+        if link != LinkRow(name):
             actions = number(line, "env_steps_per_s") if name == "policy" else None  # one action for each env step
             found.append(link if actions is None else replace(link, rate=amount(actions, "actions/s")))
     return found

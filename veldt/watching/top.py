@@ -178,7 +178,7 @@ class Look:
             return f"This run has ended, {ago(self.age)} ago. Evaluate it with: veldt eval {self.path}", "green"
         how = "was killed" if self.killed else "stopped"
         where = f"it {how} at {done:,.0f} of {self.steps:,} env steps, {ago(self.age)} ago"
-        return f"This run is not running: {where}. Go on with: veldt resume {self.path}", "yellow"
+        return f"This run is not running: {where}. Continue with: veldt resume {self.path}", "yellow"
 
 
 class Watched:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from veldt.machine import format_bytes
 from veldt.metrics import FACT, PACKAGE, TROUBLE, Declarations
-from veldt.watching.links import Line, Link, amount, fill, format_seconds, links, number, percent, value_of
+from veldt.watching.links import Line, LinkRow, amount, fill, format_seconds, links, number, percent, value_of
 
 WIDEST = 120  # columns; in a wider table numbers are too far from their names
 WIDE = 100  # columns from which there is room for bars
@@ -80,7 +80,7 @@ def _progress(line: Line, steps: int) -> str:
     return ", ".join([text, *(amount(x, unit) for x, unit in counts if x is not None)])
 
 
-def _chain(chain: list[Link], width: int) -> Table:
+def _chain(chain: list[LinkRow], width: int) -> Table:
     bars = [""] if width >= WIDE else []
     table = make_table("link", "rate", "busy", *bars, "waits", right=("rate", "busy", "waits"))
     table.add_column("what else")
