@@ -279,11 +279,10 @@ def impala(env: str) -> Config:
         algorithm=VTraceActorCritic(
             gamma=0.99 if small else 0.995,
             normalize=True,
-            normalize_obs=not small,
             entropy_cost=0.02 if small else 0.01,
         ),
         store=replace(QUEUE, capacity=str(16 * 20)),
-        learner=LearnerConfig(batch=8, lr=3e-3 if small else 1e-3, anneal=True, clip_norm=1.0, publish_every=1),
+        learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
         eval=replace(config.eval, every=200_000 if small else 30_000),
         checkpoint=CheckpointConfig(every=500_000 if small else 100_000),
     )
