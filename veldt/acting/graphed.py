@@ -7,8 +7,6 @@ environments that do not exist: one more row of the histories and states, which 
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -45,9 +43,6 @@ class GraphedForward:
         self._runs: dict[int, int] = {}
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))  # the weights were made there
-
-    def on_stream(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def run(self, index: Tensor) -> Tree:
         """Takes the staged records of these environments; returns what the pass gives and the state before it, [n, ...]."""
@@ -93,16 +88,19 @@ class GraphedForward:
 
     def _compute(self, made: Pass) -> Tensors:
         index, new = made.lanes, made.new
-        before = {}
-        for name, x in self.states.items():  # zero where an episode begins
-            begins = new["first"].view(-1, *[1] * (x.ndim - 1))
-            before[name] = x[index].masked_fill(begins, 0)
-        rows = {name: new[name][:, None] for name in self.seen}
-        if self.rows:
-            rows = {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in self.rows.items()}
+        rows, before = gather(self.rows, self.states, index, new, self.seen)
         out, after = self.algorithm.forward(self.net, rows, before)
         for name, x in self.rows.items():
             x.index_copy_(0, index, rows[name])
         for name, x in after.items():
             self.states[name].index_copy_(0, index, x)
         return out | before
+
+
+def gather(rows: Tensors, states: Tensors, index: Tensor, new: Tensors, seen: list[str]) -> tuple[Tensors, Tensors]:
+    """What a pass sees of these environments: rows [n, history, ...] that end with the new ones, and the recurrent state
+    before them, which is zero where an episode begins."""
+    before = {name: x[index].masked_fill_(new["first"].view(-1, *[1] * (x.ndim - 1)), 0) for name, x in states.items()}
+    if not rows:
+        return {name: new[name][:, None] for name in seen}, before
+    return {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in rows.items()}, before
