@@ -19,7 +19,7 @@ from veldt.metrics import ACTOR, EVALUATOR
 from veldt.ports import Examples, call, stream
 from veldt.records.checks import StepCheck
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Tree
+from veldt.records.tree import Array, Tree, zeros
 from veldt.seeds import derive
 
 if TYPE_CHECKING:  # it imports torch
@@ -56,9 +56,7 @@ class Policy(Protocol):
 
 def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
     """For groups of n environments."""
-    step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
-    action = np.zeros((n, *env.action.shape), env.action.dtype)
-    return {"send": Examples([(0, step)], [{"action": action}], StepCheck(env, n))}
+    return {"send": Examples([(0, zeros(env.step, n))], [zeros({"action": env.action}, n)], StepCheck(env, n))}
 
 
 class Actor:

@@ -20,7 +20,7 @@ from veldt.learning.params import LatestParams, flatten
 from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
 from veldt.records.step import EnvSpec, is_observation
-from veldt.records.tree import Array, Tree
+from veldt.records.tree import Array, Tree, zeros
 
 log = logging.getLogger("veldt")
 MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
@@ -199,7 +199,7 @@ class BatchedPolicy(NetworkPolicy):
         if history > 1:
             columns |= {name: env.step[name] for name in ("first", "valid")}
         # Rows of the batch that is being collected, on the host; `_staged` are numpy views of them.
-        self._stage = {name: torch.from_numpy(np.zeros((total, *c.shape), c.dtype)) for name, c in columns.items()}
+        self._stage = {name: torch.from_numpy(x) for name, x in zeros(columns, total).items()}
         if device != "cpu":
             self._stage = {name: x.pin_memory() for name, x in self._stage.items()}
         self._staged = [(name, x.numpy()) for name, x in self._stage.items()]

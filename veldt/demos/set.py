@@ -24,7 +24,7 @@ from veldt.errors import UserError
 from veldt.files import MANIFEST, Corrupt, fingerprint
 from veldt.foreign import plain
 from veldt.records.step import SIGNALS, EnvSpec, is_observation
-from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
+from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec, zeros
 
 FORMAT, VERSION = "veldt-demonstrations", 1
 RECORDING = ".recording"
@@ -101,7 +101,7 @@ class Demos:
 
     def episodes(self) -> Iterator[Tree]:
         """Columns [k + 1, ...] of each episode of k actions. Holds one shard and one episode in RAM at a time."""
-        begin, rest = 0, {name: np.zeros((0, *c.shape), c.dtype) for name, c in self.columns.items()}
+        begin, rest = 0, zeros(self.columns, 0)
         for shard in self.shards:
             loaded = self._load(shard)
             rest = {name: np.concatenate((x, loaded[name])) if len(x) else loaded[name] for name, x in rest.items()}

@@ -7,7 +7,7 @@ import numpy as np
 
 from veldt.errors import UserError
 from veldt.records.step import EnvSpec, is_observation
-from veldt.records.tree import Tree, namespace
+from veldt.records.tree import Tree, namespace, zeros
 
 
 class History:
@@ -22,7 +22,7 @@ class History:
         self.names = [*env.observation, *others]
         room = 1 if history == 1 else 8 * history
         columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
-        self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
+        self.rows = zeros(columns, n, room) if history > 1 else {}
 
     def append(self, step: Tree) -> Tree:
         if self.history == 1:  # nothing is stacked, so no flags are needed
