@@ -156,10 +156,6 @@ class Buffers:
                 kept.append(array)
             return array
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for kept in self._kept.values() for array in kept)
-
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     import torch
