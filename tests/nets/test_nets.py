@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from veldt.algorithms.dqn import DQN
 from veldt.errors import UserError
 from veldt.learning.params import export, restore
-from veldt.nets.networks import LSTM, QHead, Rows, episodes, recurrent_input
+from veldt.nets.networks import LSTM, QHead, QNetwork, Rows, episodes, recurrent_input
 from veldt.nets.torsos import (
     MLP,
     Concat,
@@ -179,7 +179,7 @@ def test_dueling_subtracts_the_mean_over_actions():
 @pytest.mark.parametrize("dueling", [False, True])
 def test_the_values_of_a_state_do_not_depend_on_its_batch_mates(dueling):
     torch.manual_seed(0)
-    net = nn.Sequential(MLP(5, (16,)), QHead(16, 4, dueling))
+    net = QNetwork(MLP(5, (16,)), QHead(16, 4, dueling))
     x = torch.randn(6, 5)
     torch.testing.assert_close(torch.cat([net(row[None]) for row in x]), net(x))
     torch.testing.assert_close(net(x[[3, 0]]), net(x)[[3, 0]])

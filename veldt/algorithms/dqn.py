@@ -10,7 +10,6 @@ n-step returns (Rainbow, Ape-X)             `n`                                 
 prioritized replay (Schaul et al. 2016)     the store's selector                 its eq. 1, priority |y - Q|
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above
 from veldt.errors import UserError
-from veldt.nets.networks import QHead
+from veldt.nets.networks import QHead, QNetwork
 from veldt.nets.torsos import torso_for, user_network
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
@@ -56,8 +55,7 @@ class DQN(ActionValues):
             last, hidden, normalize = not self.dueling, self.hidden, self.normalize_obs
             torso = torso_for(env, self.history, self.stacked, hidden, self.convnet, last=last, normalize=normalize)
             width = torso.width if self.dueling else 0
-            head = QHead(torso.features, env.n_actions, self.dueling, width)
-            return nn.Sequential(OrderedDict[str, nn.Module](torso=torso, head=head))
+            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, width))
         gives, n = f"[B, {env.n_actions}] action values", env.n_actions
         return user_network(self.network_from, env, self.history, self.stacked, gives, n)[0]
 

@@ -1,5 +1,6 @@
 """What is built on a torso: heads, the LSTM, whose state is reset where an episode begins, and networks that have one."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,6 +62,13 @@ class QHead(nn.Module):
             return advantage
         value: Tensor = self.value(x)
         return value + advantage - advantage.mean(-1, keepdim=True)
+
+
+class QNetwork(nn.Sequential):
+    """A torso and a head: observations [B, ...] -> action values [B, actions]."""
+
+    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+        super().__init__(OrderedDict(torso=torso, head=head))
 
 
 class LSTM(nn.Module):
