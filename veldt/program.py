@@ -58,7 +58,6 @@ class Node:
     kwargs: dict[str, Any]
     scope: str = ""  # the prefix of its name
     on: str | None = None  # the node whose process this one shares
-    gpus: float = 0
     threads: int = 1  # for tensor operations in its process
     light: bool = False  # needs no torch: a process of such nodes alone has none
     elsewhere: bool = False  # its process may be on another machine
@@ -124,7 +123,6 @@ class Program:
         build: Callable[..., Any],
         *args: Any,
         on: Any = None,  # the Ref of the node whose process to share
-        gpus: float = 0,
         threads: int = 1,
         light: bool = False,
         elsewhere: bool = False,
@@ -140,7 +138,7 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        options = (place, gpus, threads, light, elsewhere, keep, examples or {}, constants or {})
+        options = (place, threads, light, elsewhere, keep, examples or {}, constants or {})
         self.nodes[name] = Node(name, build, args, kwargs, self.prefix, *options)
         return Ref(name)
 

@@ -23,6 +23,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariants import check_valid
 from oracles import Faulty, Tracer, counter_record, examples, window_starts
 from safetensors.numpy import load_file, save_file
 from test_cli import refused
@@ -428,7 +429,7 @@ def test_blocks_go_into_a_store_and_every_sample_is_a_record_of_one_episode(coun
     store = Replay(schema, Prioritized(64 * 8, 0), MinSize(), 10**6, 64)
     for block in cut_blocks(counter, schema, algorithm):
         assert store.insert(block, None)
-    store.check_valid()
+    check_valid(store)
     assert store.metrics()["store_items"] == counter.steps, "every action that was taken can be learned from, once"
     sample = store.sample(200)
     assert sample is not None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from invariants import check_valid
 from test_run import TINY, tiny
 
 from veldt import callables
@@ -627,7 +628,7 @@ def test_bad_observations_never_reach_the_store(tmp_path: Path, monkeypatch: pyt
     changes = {"store.capacity": "5000", "eval.every": 0, "algorithm.history": history, "algorithm.n": 3, "steps": 900}
     run = tiny(tmp_path / "r", env=Noisy, **changes)
     (store,) = stores
-    store.check_valid()
+    check_valid(store)
     assert store.size > 200
     columns = store.schema.layout.columns(store.rows)
     for name in ("obs", "reward", "discount", "q", "v"):

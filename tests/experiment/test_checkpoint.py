@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from invariants import check_valid
 from safetensors import SafetensorError
 from test_run import Stop, crash, stopping, tiny, whole_state
 
@@ -26,6 +27,7 @@ from veldt.errors import UserError
 from veldt.experiment import checkpoint as module
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.directory import exclusive
+from veldt.experiment.manifest import read_manifest
 from veldt.experiment.run import Run, resume
 from veldt.ports import Source
 from veldt.records.block import Block, Schema, Window
@@ -78,7 +80,7 @@ class Fake:
     def check(self) -> None:
         """Nothing is torn, and all is of the same round."""
         assert (self.weights == self.round).all() and (self.target == self.round).all()
-        self.store.check_valid()
+        check_valid(self.store)
         columns = SCHEMA.layout.columns(self.store.rows)
         for serial in range(self.store.oldest, self.store.next):
             slot = serial % self.store.n_slots
@@ -157,7 +159,7 @@ def test_only_new_blocks_are_written_and_what_nobody_needs_is_deleted(tmp_path: 
         newest = checkpoints.load()
         assert newest is not None and newest.number == number
         assert newest.manifest["blocks"]["store"][-1]["first"] == 3 * (number - 1)
-        listed = {f["file"] for p in checkpoints._paths() for f in chain(*checkpoints._manifest(p)["blocks"].values())}
+        listed = {f["file"] for p in checkpoints._paths() for f in chain(*read_manifest(p)["blocks"].values())}
         assert {p.name for p in (tmp_path / "blocks").iterdir()} == listed
         assert len(checkpoints._paths()) == min(2, number)
     assert len(listed) <= SLOTS // 3 + 1
@@ -351,7 +353,7 @@ def calls_of_a_save(directory: Path) -> list[str]:
 
 def listed(checkpoints: Checkpoints) -> set[str]:
     """The block files that the checkpoints need."""
-    return {file["file"] for p in checkpoints._paths() for file in chain(*checkpoints._manifest(p)["blocks"].values())}
+    return {file["file"] for p in checkpoints._paths() for file in chain(*read_manifest(p)["blocks"].values())}
 
 
 def go_on(directory: Path) -> Fake:

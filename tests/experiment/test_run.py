@@ -29,6 +29,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.directory import load_config
+from veldt.experiment.manifest import read_manifest
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted, Session
 from veldt.experiment.settings import as_plain, flat
@@ -453,7 +454,7 @@ def temporary(path: Path) -> list[Path]:
 def unlisted(path: Path) -> set[str]:
     """Block files that no checkpoint of a run needs."""
     checkpoints = Checkpoints(path / "checkpoints")
-    listed = {file["file"] for p in checkpoints._paths() for file in chain(*checkpoints._manifest(p)["blocks"].values())}
+    listed = {file["file"] for p in checkpoints._paths() for file in chain(*read_manifest(p)["blocks"].values())}
     return {p.name for p in (path / "checkpoints" / "blocks").iterdir()} - listed
 
 

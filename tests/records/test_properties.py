@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariants import check_valid
 from oracles import Faulty, Rig, examples, tensors
 from oracles import trainable as trainable_by_definition
 from test_block import windows
@@ -70,7 +71,7 @@ def test_every_sampled_window_is_a_run_of_the_stream(
         else:
             assert move == "reset" or rig.actor.cut()
             rig.reset()
-        rig.store.check_valid()
+        check_valid(rig.store)
     rig.actor.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos import config_of
+from invariants import check_valid
 from liars import Caller, House, falsify, honest_block, honest_step, house_of, lie
 
 from veldt.counters import NAMES
@@ -192,7 +193,7 @@ def fuzz(recipe: str, messages: int, caplog: pytest.LogCaptureFixture) -> None:
         assert f"refused {liar.seat.name}" in caplog.text and f"refused {honest.seat.name}" not in caplog.text
         assert house.gate.metrics()["gate_refused"] == liar.refused
         assert house.host.metrics()["skipped_updates"] == 0 and house.host.objects["learner"].steps > 0
-        house.store.check_valid()
+        check_valid(house.store)
         print(f"\n{recipe}: {messages} lies, {liar.refused} refused for {len(liar.why)} reasons, {taken} without effect")
 
 

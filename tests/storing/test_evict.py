@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from invariants import check_valid
 from oracles import chi_square, make_block
 
 from veldt.ports import Source
@@ -63,7 +64,7 @@ def test_blocks_that_stay_are_whole_and_keep_their_priorities(selector, slots):
         insert(store, number, priorities[number], items)
         if number % 7 == 0:
             store.trim()
-        store.check_valid()
+        check_valid(store)
         here = numbers(store)
         assert len(set(here)) == len(here)
         oldest = max(oldest, number - min(here))

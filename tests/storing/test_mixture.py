@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from invariants import check_valid
 from oracles import chi_square, make_block
 from test_cli import refused
 from test_demos import at_random, balance, catch, recorded
@@ -180,8 +181,8 @@ def test_priorities_go_back_to_where_the_item_came_from() -> None:
         mixture.update(sample.keys, priorities)
         for own, store in ((True, mixture), (False, mixture.demos)):
             np.testing.assert_allclose(store.selector.save()[:-1], expected[own], rtol=1e-12)
-        mixture.check_valid()
-        mixture.demos.check_valid()
+        check_valid(mixture)
+        check_valid(mixture.demos)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -307,8 +308,8 @@ def test_a_loaded_mixture_goes_on_with_the_same_samples(ratio: float) -> None:
     again.load_state(state)
     again.load_blocks(first, blocks)
     assert learn(again, 20) == expected
-    again.check_valid()
-    again.demos.check_valid()
+    check_valid(again)
+    check_valid(again.demos)
     assert (again.demos.selector.save() == mixture.demos.selector.save()).all()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invariants import check_valid
 from oracles import chi_square, examples
 
 from veldt.storing.ranks import Ranked, RankHeap
@@ -67,7 +68,7 @@ def test_the_heap_holds_what_was_set(changes):
     for leaf, key in changes:
         heap.set(np.array([leaf]), np.array([key]))
         expected[leaf] = key
-        heap.check_valid()
+        check_valid(heap)
     assert (heap[:] == expected).all()
     if not expected.any():
         with pytest.raises(AssertionError, match="nothing to draw"):
@@ -98,5 +99,5 @@ def test_bad_keys_are_refused_and_nothing_changes(bad):
     heap.set(np.array([0, 1]), np.array([1.0, 2.0]))
     with pytest.raises(ValueError, match="finite"):
         heap.set(np.array([2, 3]), np.array([1.0, bad]))
-    heap.check_valid()
+    check_valid(heap)
     assert heap[:].tolist() == [1.0, 2.0, 0.0, 0.0]

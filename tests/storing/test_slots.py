@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from invariants import check_valid
 
 from veldt.errors import UserError
 from veldt.machine import available_memory
@@ -205,7 +206,7 @@ def test_a_store_killed_between_any_two_lines_goes_on(kind: str) -> None:
 
 def check_goes_on(store: Replay, live: list[int], sequence: int, line: str) -> None:
     """A store that was adopted is valid, knows its blocks, and takes the next ones."""
-    store.check_valid()
+    check_valid(store)
     assert store.size == len(live) * S and store.inserted in (sequence * S, (sequence + 1) * S), line
     for known in live:
         duplicates = store.duplicates
@@ -213,7 +214,7 @@ def check_goes_on(store: Replay, live: list[int], sequence: int, line: str) -> N
     for more in range(sequence + (sequence in live), sequence + 6):
         assert insert(store, more, priority(more, False))
         assert check_blocks(store)[-1] == more, line
-        store.check_valid()
+        check_valid(store)
         sample = store.sample(BATCH)
         assert sample is not None
         check_windows(sample)
@@ -247,7 +248,7 @@ def test_a_queue_killed_between_any_two_lines_gives_nothing_twice_and_keeps_its_
 
 def check_queue(store: UnrollQueue, firsts: set[int], stops: set[int], line: str) -> None:
     """What is left in an adopted queue is a run of items, from one of these keys on to one of those."""
-    store.check_valid()
+    check_valid(store)
     check_blocks(store)
     left = store.size
     keys: list[int] = []
@@ -289,7 +290,7 @@ def test_a_store_killed_while_it_adopts_is_adopted_again(kind: str) -> None:
             with copy_of(data) as again:
                 adopted = open_replay(kind, again)
                 assert check_blocks(adopted) == check_blocks(store), line
-                adopted.check_valid()
+                check_valid(adopted)
 
 
 def test_serials_go_on_when_nothing_is_left() -> None:
@@ -365,7 +366,7 @@ def work(kind: str, fd: int, words: memoryview) -> None:
 
 
 def check_adopted(kind: str, store: Replay | UnrollQueue, inserted: int, given: int) -> None:
-    store.check_valid()
+    check_valid(store)
     live = check_blocks(store)
     assert store.next in (inserted, inserted + 1), "every insert that returned, and at most one more"
     if kind == "fifo":

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from invariants import check_valid
 from oracles import earlier_episode, examples, make_block
 
 from veldt.errors import UserError
@@ -182,7 +183,7 @@ class ReplayMachine(RuleBasedStateMachine):
         start, _, whole = self.store.blocks(0)
         again.load_blocks(start, {name: x[: max(0, since - start)] for name, x in whole.items()})
         assert (start, stop) == (self.serial - len(self.model), self.serial)
-        again.check_valid()
+        check_valid(again)
         mine, other = self.store.sample(5), again.sample(5)
         assert (mine is None) == (other is None)
         if mine is not None:
@@ -209,7 +210,7 @@ class ReplayMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         store = self.store
-        store.check_valid()
+        check_valid(store)
         assert (store.size, store.next, store.stale, store.evicted) == (
             self.size,
             self.serial,
@@ -275,7 +276,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def store_is_the_model(self):
         if hasattr(self, "store"):
-            self.store.check_valid()
+            check_valid(self.store)
             assert self.store.size == len(self.queue) and self.store.evicted == 0
 
 
@@ -290,7 +291,7 @@ def test_a_queue_drops_nothing_that_was_not_read(capacity, slots, items):
     """Not when the last block exceeds the capacity, nor when the slots are fewer than sparse blocks need."""
     store = make_queue(Queue(capacity), slots)
     taken = [s for s in range(4) if store.insert(block(s, items), None)]
-    store.check_valid()
+    check_valid(store)
     assert store.evicted == 0 and store.size == len(taken) * sum(items)
 
 
@@ -311,7 +312,7 @@ def test_a_queue_forgets_a_block_that_could_not_be_read_back():
     for sequence in range(3):
         store.insert(block(sequence), None)
     assert store.drop_blocks(1, 2) == 2 * S, "and those before it: slots are freed from the oldest on"
-    store.check_valid()
+    check_valid(store)
     assert store.sample(S).keys.tolist() == [8, 9, 10, 11]
 
 
@@ -320,7 +321,7 @@ def test_a_full_queue_whose_blocks_could_not_be_read_back_takes_new_ones():
     for sequence in range(3):
         assert store.insert(block(sequence), None)
     assert store.drop_blocks(0, 2) == 2 * S
-    store.check_valid()
+    check_valid(store)
     assert store.insert(block(3), None) and store.insert(block(4), None)
     assert store.sample(3 * S).keys.tolist() == list(range(2 * S, 5 * S))
 
@@ -350,7 +351,7 @@ def test_slack_is_used_by_inserts_and_given_back_by_trim():
     sizes = [store.insert(block(sequence), None) and store.size for sequence in range(5)]
     assert sizes == [S, 2 * S, 3 * S, 3 * S, 3 * S]
     store.trim()
-    store.check_valid()
+    check_valid(store)
     assert store.size == 2 * S and store.oldest == 3
 
 
@@ -358,10 +359,10 @@ def test_a_block_larger_than_the_store_is_taken_and_trimmed():
     store = make_store(capacity=2, slots=3)
     for sequence in range(5):
         store.insert(block(sequence), None)
-        store.check_valid()
+        check_valid(store)
         assert store.size == S
     store.trim()
-    store.check_valid()
+    check_valid(store)
     assert store.size == 0 and store.sample(1) is None
 
 
@@ -389,7 +390,7 @@ def test_a_bad_priority_is_refused_and_changes_nothing(bad, where, blocks, selec
 def test_the_priority_of_what_is_no_item_does_not_matter():
     store = make_store()
     assert store.insert(block(0, [True, False, True, False]), np.array([1.0, np.nan, 2.0, -5.0]))
-    store.check_valid()
+    check_valid(store)
 
 
 def test_a_stale_priority_is_ignored_and_counted():
@@ -412,7 +413,7 @@ def test_a_priority_for_a_dropped_item_is_ignored():
     keys = np.arange(2 * S)
     store.drop_blocks(0, 1)
     store.update(keys, np.ones(2 * S))
-    store.check_valid()
+    check_valid(store)
     assert set(store.sample(64).keys.tolist()) == set(range(S, 2 * S))
 
 

@@ -19,7 +19,7 @@ from veldt.metrics import ACTOR, EVALUATOR
 from veldt.ports import Examples, call, stream
 from veldt.records.checks import StepCheck
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Tree
+from veldt.records.tree import Array, Tree, zeros
 from veldt.seeds import derive
 
 if TYPE_CHECKING:  # it imports torch
@@ -56,9 +56,7 @@ class Policy(Protocol):
 
 def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
     """For groups of n environments."""
-    step = {name: np.zeros((n, *c.shape), c.dtype) for name, c in env.step.items()}
-    action = np.zeros((n, *env.action.shape), env.action.dtype)
-    return {"send": Examples([(0, step)], [{"action": action}], StepCheck(env, n))}
+    return {"send": Examples([(0, zeros(env.step, n))], [zeros({"action": env.action}, n)], StepCheck(env, n))}
 
 
 class Actor:
@@ -290,7 +288,11 @@ class Evaluator:
         found = evaluate(self.envs, self.policy, self.episodes, seed, self.max_length, lambda: self.counters.stopping)
         if found is not None:  # None: the run stops; a resumed run repeats this evaluation
             self.latest = {"eval_return": found.mean_return, "eval_length": found.mean_length}
-            self.latest |= {"eval_bad_episodes": found.bad_episodes, **self._version()}
+            self.latest["eval_bad_episodes"] = found.bad_episodes
+            env_steps, published_at = self.policy.when
+            if env_steps >= 0:  # else the weights do not say from when they are
+                self.latest |= {"eval_learner_steps": self.policy.version, "eval_env_steps": env_steps}
+                self.latest["eval_published_at"] = published_at
             # Actors may have passed several evaluation points meanwhile; skip all but the newest.
             steps = self.counters.get("env_steps")
             self.next = max(self.next + self.every, steps // self.every * self.every)
@@ -301,13 +303,6 @@ class Evaluator:
         """The newest evaluation, once."""
         latest, self.latest = self.latest, {}
         return latest
-
-    def _version(self) -> dict[str, float]:
-        """Of which weights the evaluation was; empty if they do not say."""
-        env_steps, published_at = self.policy.when
-        if env_steps < 0:
-            return {}
-        return {"eval_learner_steps": self.policy.version, "eval_env_steps": env_steps, "eval_published_at": published_at}
 
     def state(self) -> dict[str, Any]:
         return {"next": self.next}

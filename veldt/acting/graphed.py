@@ -7,9 +7,8 @@ environments that do not exist: one more row of the histories and states, which 
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +20,16 @@ WARM_UP = 2  # passes of a size before it is captured
 SMALLEST = 8  # environments
 
 
-class Pass(NamedTuple):
+@dataclass
+class Pass:
     """A forward pass of one size: what it reads and writes, on the device and on the host."""
 
     lanes: Tensor  # [size], the environments
     new: Tensors  # [size, ...], their newest records
-    out: Tensors  # what the pass gives, and the recurrent state before it
-    hosts: Tensors  # copies of that in pinned memory
-    graph: Any  # None: its operations are launched one by one
+    out: Tensors = field(default_factory=dict)  # what the pass gives, and the recurrent state before it
+    hosts: Tensors = field(default_factory=dict)  # copies of that in pinned memory
+    graph: Any = None  # None: its operations are launched one by one
+    runs: int = 0  # without a graph
 
 
 class GraphedForward:
@@ -42,12 +43,8 @@ class GraphedForward:
         self.total = len(next(iter(stage.values())))
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._passes: dict[int, Pass] = {}
-        self._runs: dict[int, int] = {}
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))  # the weights were made there
-
-    def on_stream(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def run(self, index: Tensor) -> Tree:
         """Takes the staged records of these environments; returns what the pass gives and the state before it, [n, ...]."""
@@ -61,7 +58,7 @@ class GraphedForward:
         if made.graph is not None:
             made.graph.replay()
         else:
-            made = self._begin(size, made)
+            self._begin(made)
         for name, host in made.hosts.items():
             host[:n].copy_(made.out[name][:n], non_blocking=True)
         if self.stream is not None:
@@ -71,38 +68,39 @@ class GraphedForward:
     def _make(self, size: int) -> Pass:
         index = torch.full((size,), self.total, dtype=torch.int64, device=self.device)
         new = {name: torch.zeros(size, *x.shape[1:], dtype=x.dtype, device=self.device) for name, x in self.stage.items()}
-        return Pass(index, new, {}, {}, None)
+        self._passes[size] = Pass(index, new)
+        return self._passes[size]
 
-    def _begin(self, size: int, made: Pass) -> Pass:
+    def _begin(self, made: Pass) -> None:
         """A pass without a graph; or the capture, and its first replay."""
-        runs = self._runs[size] = self._runs.get(size, 0) + 1
-        if self.stream is None or runs <= WARM_UP:
-            made = made._replace(out=self._compute(made))
+        made.runs += 1
+        if self.stream is None or made.runs <= WARM_UP:
+            made.out = self._compute(made)
         else:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                out = self._compute(made)
-            made = made._replace(out=out, graph=graph)
+                made.out = self._compute(made)
+            made.graph = graph
             graph.replay()
         if not made.hosts:
             pin = self.stream is not None
-            hosts = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=pin) for name, x in made.out.items()}
-            made = made._replace(hosts=hosts)
-        self._passes[size] = made
-        return made
+            made.hosts = {name: torch.empty(x.shape, dtype=x.dtype, pin_memory=pin) for name, x in made.out.items()}
 
     def _compute(self, made: Pass) -> Tensors:
         index, new = made.lanes, made.new
-        before = {}
-        for name, x in self.states.items():  # zero where an episode begins
-            begins = new["first"].view(-1, *[1] * (x.ndim - 1))
-            before[name] = x[index].masked_fill(begins, 0)
-        rows = {name: new[name][:, None] for name in self.seen}
-        if self.rows:
-            rows = {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in self.rows.items()}
+        rows, before = gather(self.rows, self.states, index, new, self.seen)
         out, after = self.algorithm.forward(self.net, rows, before)
         for name, x in self.rows.items():
             x.index_copy_(0, index, rows[name])
         for name, x in after.items():
             self.states[name].index_copy_(0, index, x)
         return out | before
+
+
+def gather(rows: Tensors, states: Tensors, index: Tensor, new: Tensors, seen: list[str]) -> tuple[Tensors, Tensors]:
+    """What a pass sees of these environments: rows [n, history, ...] that end with the new ones, and the recurrent state
+    before them, which is zero where an episode begins."""
+    before = {name: x[index].masked_fill_(new["first"].view(-1, *[1] * (x.ndim - 1)), 0) for name, x in states.items()}
+    if not rows:
+        return {name: new[name][:, None] for name in seen}, before
+    return {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in rows.items()}, before

@@ -13,14 +13,14 @@ import torch
 
 from veldt.acting.actor import Policy
 from veldt.acting.exploration import Explore, HeldRandom
-from veldt.acting.graphed import GraphedForward
+from veldt.acting.graphed import GraphedForward, gather
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.learning.params import LatestParams, flatten
 from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
 from veldt.records.step import EnvSpec, is_observation
-from veldt.records.tree import Array, Tree
+from veldt.records.tree import Array, Tree, zeros
 
 log = logging.getLogger("veldt")
 MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
@@ -199,7 +199,7 @@ class BatchedPolicy(NetworkPolicy):
         if history > 1:
             columns |= {name: env.step[name] for name in ("first", "valid")}
         # Rows of the batch that is being collected, on the host; `_staged` are numpy views of them.
-        self._stage = {name: torch.from_numpy(np.zeros((total, *c.shape), c.dtype)) for name, c in columns.items()}
+        self._stage = {name: torch.from_numpy(x) for name, x in zeros(columns, total).items()}
         if device != "cpu":
             self._stage = {name: x.pin_memory() for name, x in self._stage.items()}
         self._staged = [(name, x.numpy()) for name, x in self._stage.items()]
@@ -241,7 +241,7 @@ class BatchedPolicy(NetworkPolicy):
             self._withdraw(group)
         self._ready.pop(group, None)
         lanes = slice(group * self.n, (group + 1) * self.n)
-        with contextlib.nullcontext() if self.graphs is None else self.graphs.on_stream():
+        with contextlib.nullcontext() if self.graphs is None else torch.cuda.stream(self.graphs.stream):
             for x in (*self._rows.values(), *self._states.values()):
                 x[lanes] = 0
         if self._held is not None:
@@ -271,7 +271,7 @@ class BatchedPolicy(NetworkPolicy):
         if self.graphs is None:
             out = self._forward(size)
         else:
-            with self.graphs.on_stream():
+            with torch.cuda.stream(self.graphs.stream):
                 out = self._replay(self.graphs, size)
         for place, group in enumerate(asked):
             self._ready[group] = {name: x[place * n : (place + 1) * n] for name, x in out.items()}
@@ -283,10 +283,11 @@ class BatchedPolicy(NetworkPolicy):
 
     def _forward(self, size: int) -> Tree:
         self.pull_if_due()
-        new = self._collected(size)
         lanes, index = self._lanes(tuple(self.asked))
-        before = {name: self._state_before(x[index], new["first"]) for name, x in self._states.items()}
-        out, after = self.act(self._append(new, index), before, size, self._held, lanes)
+        rows, before = gather(self._rows, self._states, index, self._collected(size), self._seen)
+        out, after = self.act(rows, before, size, self._held, lanes)
+        for name, x in self._rows.items():
+            x[index] = rows[name]
         for name, x in after.items():
             self._states[name][index] = x
         return out
@@ -323,19 +324,6 @@ class BatchedPolicy(NetworkPolicy):
         """The environments of these groups, in their order."""
         lanes = (np.array(asked)[:, None] * self.n + np.arange(self.n)).ravel()
         return lanes, torch.from_numpy(lanes).to(self.device)
-
-    def _state_before(self, state: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        """The recurrent state before this step: zero where an episode begins."""
-        return state.masked_fill_(first.view(-1, *[1] * (state.ndim - 1)), 0)
-
-    def _append(self, new: Tensors, index: torch.Tensor) -> Tensors:
-        """Rows [size, history, ...] that end with the new ones."""
-        if not self._rows:
-            return {name: new[name][:, None] for name in self._seen}
-        rows = {name: torch.cat((x[index, 1:], new[name][:, None]), 1) for name, x in self._rows.items()}
-        for name, x in rows.items():
-            self._rows[name][index] = x
-        return rows
 
     def metrics(self) -> dict[str, float]:
         metrics = super().metrics()

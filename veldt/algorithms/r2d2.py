@@ -22,7 +22,7 @@ the first 40 are the burn-in (`burn_in` 40, `length` 40, `stride` 40).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from veldt.algorithms.dqn import epsilon_greedy
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, rescale, unrescale
-from veldt.nets.networks import LSTM, TAKEN, QHead, Recurrent, Rows, state_spec
+from veldt.nets.networks import LSTM, TAKEN, QHead, Recurrent, state_spec
 from veldt.nets.torsos import on_device
 from veldt.records.block import Schema, Window, trainable
 from veldt.records.step import EnvSpec
@@ -60,18 +60,6 @@ class RecurrentQ(Recurrent):
 
     def encode(self, taken: Tensor) -> Tensor:
         return F.one_hot(taken, self.actions).float()
-
-
-class Targets(NamedTuple):
-    """What the loss of a batch bootstraps from: all that needs the target network, and nothing of the trained one."""
-
-    rows: Rows
-    state: Tensors  # before the first row
-    step: NStep  # [B, length]
-    trains: Tensor  # [B, length]
-    bootstrap: Tensor  # [B, length], the row where each return is bootstrapped, from the first trained one
-    action: Tensor  # [B, length, 1]
-    q_target: Tensor  # [B, length + n, actions]
 
 
 @dataclass(frozen=True)
@@ -171,14 +159,21 @@ class R2D2(ActionValues):
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         """Windows are [B, history - 1 + burn_in + length + n]."""
         assert isinstance(net, RecurrentQ) and isinstance(target, RecurrentQ)
-        targets = self._targets(target, batch)
-        rows, step, trains = targets.rows, targets.step, targets.trains
-        state = net.burn_in(rows[:, : self.burn_in], targets.state)
-        q = net(rows[:, self.burn_in :], state)  # [B, length + n, actions]
+        rows, state = self.sequence(net, batch, batch.starts), self._initial_state(batch.starts)
+        earlier, later = rows[:, : self.burn_in], rows[:, self.burn_in :]
+        trained = slice(self.history - 1 + self.burn_in, None)
+        host = self.returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
+        step = NStep(*(on_device(x, batch.device) for x in host))  # [B, length]
+        bootstrap = step.m + torch.arange(self.length, device=batch.device)  # the row of each return, of the later ones
+        trains = on_device(trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained], batch.device)
         with torch.no_grad():
-            v = self.h_inverse(targets.q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
-            y = self.h(step.reward + step.discount * v.gather(1, targets.bootstrap))
-        taken = q[:, : self.length].gather(2, targets.action).squeeze(2)
+            q_target = target(later, target.burn_in(earlier, state))  # [B, length + n, actions]
+        q = net(later, net.burn_in(earlier, state))
+        with torch.no_grad():
+            v = self.h_inverse(q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
+            y = self.h(step.reward + step.discount * v.gather(1, bootstrap))
+        action = batch["action"][:, trained][:, : self.length, None]
+        taken = q[:, : self.length].gather(2, action).squeeze(2)
         td = torch.where(trains, y - taken, 0.0)  # [B, length]
         loss = torch.dot(batch.weights, 0.5 * td.square().sum(1)) / len(td)
         steps = trains.sum().clamp_min(1)
@@ -188,24 +183,6 @@ class R2D2(ActionValues):
             "trained": trains.float().mean(),
         }
         return Loss({"": loss}, self._window_priority(td.detach().abs(), trains), metrics)
-
-    def _targets(self, target: RecurrentQ, batch: Batch) -> Targets:
-        rows, state = self.sequence(target, batch, batch.starts), self._initial_state(batch.starts)
-        trained = slice(self.history - 1 + self.burn_in, None)
-        host = self.returns(*(batch.host[name][:, trained] for name in ("reward", "discount", "last")))
-        trains = trainable(batch.host["valid"], batch.host["last"], self.n)[:, trained]
-        step = NStep(*(on_device(x, batch.device) for x in host))
-        with torch.no_grad():
-            q_target = target(rows[:, self.burn_in :], target.burn_in(rows[:, : self.burn_in], state))
-        return Targets(
-            rows=rows,
-            state=state,
-            step=step,
-            trains=on_device(trains, batch.device),
-            bootstrap=step.m + torch.arange(self.length, device=batch.device),
-            action=batch["action"][:, trained][:, : self.length, None],
-            q_target=q_target,
-        )
 
     def _initial_state(self, starts: Tensors) -> Tensors:
         """The state before row history - 1."""

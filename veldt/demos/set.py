@@ -23,8 +23,8 @@ from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.files import MANIFEST, Corrupt, fingerprint
 from veldt.foreign import plain
-from veldt.records.step import FLAG, REWARD, EnvSpec, is_observation
-from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec
+from veldt.records.step import SIGNALS, EnvSpec, is_observation
+from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec, zeros
 
 FORMAT, VERSION = "veldt-demonstrations", 1
 RECORDING = ".recording"
@@ -101,7 +101,7 @@ class Demos:
 
     def episodes(self) -> Iterator[Tree]:
         """Columns [k + 1, ...] of each episode of k actions. Holds one shard and one episode in RAM at a time."""
-        begin, rest = 0, {name: np.zeros((0, *c.shape), c.dtype) for name, c in self.columns.items()}
+        begin, rest = 0, zeros(self.columns, 0)
         for shard in self.shards:
             loaded = self._load(shard)
             rest = {name: np.concatenate((x, loaded[name])) if len(x) else loaded[name] for name, x in rest.items()}
@@ -225,9 +225,8 @@ def read_columns(manifest: dict[str, Any]) -> Spec:
         valid = isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)) and dtype in DTYPES
         require(valid, f"its {MANIFEST} has an invalid column {reprlib.repr(name)}")
         columns[name] = spec(tuple(shape), dtype)
-    needed = {"reward": REWARD, "discount": REWARD, "first": FLAG, "last": FLAG, "valid": FLAG}
-    others = {name for name in columns if name not in needed and not is_observation(name)}
-    complete = others == {"action"} and all(columns.get(name) == column for name, column in needed.items())
+    others = {name for name in columns if name not in SIGNALS and not is_observation(name)}
+    complete = others == {"action"} and all(columns.get(name) == column for name, column in SIGNALS.items())
     require(complete, f"its {MANIFEST} does not have the columns of a step record")
     return columns
 

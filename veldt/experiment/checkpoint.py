@@ -235,15 +235,11 @@ class Checkpoints:
         sync_directory(path)
 
     def _verify(self, path: Path) -> Checkpoint:
-        manifest = self._manifest(path)
+        manifest = read_manifest(path)
         for name, expected in manifest["files"].items():
             if fingerprint(path / name) != expected:
                 raise Corrupt(f"{name} does not match its checksum")
         return Checkpoint(path, manifest)
-
-    @staticmethod
-    def _manifest(path: Path) -> dict[str, Any]:
-        return read_manifest(path)
 
     def _is_sound(self, file: dict[str, Any]) -> bool:
         name = file["file"]
@@ -278,7 +274,7 @@ class Checkpoints:
             if path not in kept:
                 shutil.rmtree(path, ignore_errors=True)
         try:
-            wanted = {file["file"] for path in kept for file in chain(*self._manifest(path)["blocks"].values())}
+            wanted = {file["file"] for path in kept for file in chain(*read_manifest(path)["blocks"].values())}
         except Corrupt:
             return  # what a damaged checkpoint needs is unknown: delete nothing
         self._saved = {name: [x for x in files if x["file"] in wanted] for name, files in self._saved.items()}

@@ -3,96 +3,81 @@
 A setting that is not listed here is one of which the paper says nothing, or of which we do not know what it says.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
-class Published(NamedTuple):
-    value: Any  # in the unit of our setting, or text where that cannot be said in one value
-    why: str = ""  # ours is another
-    where: str = ""  # empty: where the paper's other numbers are
-
-
-class Paper(NamedTuple):
+@dataclass(frozen=True)
+class Paper:
     name: str
     where: str  # its numbers are
-    settings: dict[str, Published]
+    settings: dict[str, Any]  # by dotted name, in the unit of our setting; text where that cannot be said in one value
+    why: dict[str, str] = field(default_factory=dict)  # our value is another
+    elsewhere: dict[str, str] = field(default_factory=dict)  # where a number is, if not with the others
+
+
+def dotted(**groups: Any) -> dict[str, Any]:
+    """algorithm=dict(n=3) as {"algorithm.n": 3}; what is in no group keeps its name."""
+    out: dict[str, Any] = {}
+    for name, value in groups.items():
+        out |= {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
+    return out
 
 
 SCALE = "for one machine; --actors changes it"
 FRAMES = "200 million frames, as most results on Atari have"
 LOCKSTEP = "environments of one actor are stepped together, in one forward pass"
 ONE_STEP_FEW = "few actors would let a learner that runs freely repeat the first items"
+MANY_ACTORS = {"actors": SCALE, "envs_per_actor": LOCKSTEP}
 
 DQN = Paper(
     "Mnih et al., Human-level control through deep reinforcement learning, Nature 2015",
     "extended data table 1",
-    {
-        "steps": Published(50_000_000, where="methods"),
-        "envs_per_actor": Published(1, LOCKSTEP, "the text"),
-        "algorithm.gamma": Published(0.99),
-        "algorithm.history": Published(4),
-        "algorithm.clip_reward": Published(1.0, where="methods"),
-        "algorithm.huber": Published(True, where="methods: the error is clipped to [-1, 1]"),
-        "algorithm.double": Published(False, where="the text"),
-        "algorithm.dueling": Published(False, where="the text"),
-        "algorithm.n": Published(1, where="the text"),
-        "actor.epsilon": Published(1.0),
-        "actor.epsilon_end": Published(0.1),
-        "actor.epsilon_steps": Published(1_000_000),
-        "store.capacity": Published("1_000_000"),
-        "store.selector": Published("uniform"),
-        "store.min_size": Published(50_000),
-        "store.samples_per_insert": Published(8.0, where="extended data table 1: an update of 32 every 4 actions"),
-        "learner.batch": Published(32),
-        "learner.optimizer": Published("rmsprop"),
-        "learner.centered": Published(True, where="the authors' code"),
-        "learner.lr": Published(0.00025),
-        "learner.decay": Published(0.95, where="extended data table 1: gradient momentum, squared gradient momentum"),
-        "learner.eps": Published(
-            0.01, "0.01 / 32^2: the authors sum the gradient over the batch of 32, and ours is a mean"
-        ),
-        "learner.target_every": Published(
-            10_000, "the authors' code counts agent steps, four of which make an update; the text counts updates"
-        ),
-        "eval.epsilon": Published(0.05, where="methods"),
+    dotted(
+        steps=50_000_000,
+        envs_per_actor=1,
+        algorithm=dict(gamma=0.99, history=4, clip_reward=1.0, huber=True, double=False, dueling=False, n=1),
+        actor=dict(epsilon=1.0, epsilon_end=0.1, epsilon_steps=1_000_000),
+        store=dict(capacity="1_000_000", selector="uniform", min_size=50_000, samples_per_insert=8.0),
+        learner=dict(batch=32, optimizer="rmsprop", centered=True, lr=0.00025, decay=0.95, eps=0.01, target_every=10_000),
+        eval=dict(epsilon=0.05),
+    ),
+    why={
+        "envs_per_actor": LOCKSTEP,
+        "learner.eps": "0.01 / 32^2: the authors sum the gradient over the batch of 32, and ours is a mean",
+        "learner.target_every": "the authors' code counts agent steps, four of which make an update; "
+        "the text counts updates",
+    },
+    elsewhere={
+        **dict.fromkeys(("steps", "algorithm.clip_reward", "eval.epsilon"), "methods"),
+        **dict.fromkeys(("envs_per_actor", "algorithm.double", "algorithm.dueling", "algorithm.n"), "the text"),
+        "algorithm.huber": "methods: the error is clipped to [-1, 1]",
+        "store.samples_per_insert": "extended data table 1: an update of 32 every 4 actions",
+        "learner.centered": "the authors' code",
+        "learner.decay": "extended data table 1: gradient momentum, squared gradient momentum",
     },
 )
 
 APEX_DQN = Paper(
     "Horgan et al., Distributed prioritized experience replay, 2018",
     "Ape-X DQN",
-    {
-        "actors": Published(360, SCALE),
-        "steps": Published(5_700_000_000, FRAMES),
-        "envs_per_actor": Published(1, LOCKSTEP),
-        "algorithm.gamma": Published(0.99),
-        "algorithm.n": Published(3),
-        "algorithm.double": Published(True),
-        "algorithm.dueling": Published(True),
-        "algorithm.huber": Published(False),
-        "algorithm.history": Published(4),
-        "algorithm.clip_reward": Published(1.0),
-        "actor.block": Published(50, "a block is the unit of the store too"),
-        "actor.refresh": Published(100),
-        "actor.epsilon": Published(0.4),
-        "actor.alpha": Published(7.0),
-        "store.capacity": Published("2_000_000"),
-        "store.selector": Published("prioritized"),
-        "store.alpha": Published(0.6),
-        "store.beta": Published(0.4),
-        "store.min_size": Published(50_000),
-        "store.samples_per_insert": Published("about 1.3, not enforced", ONE_STEP_FEW),
-        "store.actors_wait": Published(False),
-        "learner.batch": Published(512),
-        "learner.optimizer": Published("rmsprop"),
-        "learner.centered": Published(True),
-        "learner.lr": Published(0.00025 / 4),
-        "learner.decay": Published(0.95),
-        "learner.eps": Published(1.5e-7),
-        "learner.clip_norm": Published(40.0),
-        "learner.target_every": Published(2_500),
-        "learner.prefetch": Published(16, "priorities come back sooner"),
-        "learner.trim_every": Published(100),
+    dotted(
+        actors=360,
+        steps=5_700_000_000,
+        envs_per_actor=1,
+        algorithm=dict(gamma=0.99, n=3, double=True, dueling=True, huber=False, history=4, clip_reward=1.0),
+        actor=dict(block=50, refresh=100, epsilon=0.4, alpha=7.0),
+        store=dict(capacity="2_000_000", selector="prioritized", alpha=0.6, beta=0.4, min_size=50_000)
+        | dict(samples_per_insert="about 1.3, not enforced", actors_wait=False),
+        learner=dict(batch=512, optimizer="rmsprop", centered=True, lr=0.00025 / 4, decay=0.95, eps=1.5e-7)
+        | dict(clip_norm=40.0, target_every=2_500, prefetch=16, trim_every=100),
+    ),
+    why={
+        **MANY_ACTORS,
+        "steps": FRAMES,
+        "actor.block": "a block is the unit of the store too",
+        "store.samples_per_insert": ONE_STEP_FEW,
+        "learner.prefetch": "priorities come back sooner",
     },
 )
 
@@ -102,127 +87,83 @@ CHANGED = (
     "store.min_size",
     *(f"learner.{x}" for x in ("batch", "optimizer", "lr", "eps", "target_every")),
 )
-ONE_MACHINE = APEX_DQN._replace(
-    settings={
-        name: value._replace(why=QUICK) if name in CHANGED else value
-        for name, value in APEX_DQN.settings.items()
-        if name not in ("learner.centered", "learner.decay")  # of RMSProp
-    }
+OF_RMSPROP = ("learner.centered", "learner.decay")
+ONE_MACHINE = replace(
+    APEX_DQN,
+    settings={name: value for name, value in APEX_DQN.settings.items() if name not in OF_RMSPROP},
+    why=APEX_DQN.why | dict.fromkeys(CHANGED, QUICK),
 )
 
 APEX_DPG = Paper(
     APEX_DQN.name,
     "Ape-X DPG",
-    {
-        "actors": Published(64, SCALE),
-        "envs_per_actor": Published(1, LOCKSTEP),
-        "algorithm.gamma": Published(0.99),
-        "algorithm.n": Published(5),
-        "algorithm.clip_dqda": Published(1.0),
-        "algorithm.critic": Published((400, 300)),
-        "algorithm.actor": Published((300, 200)),
-        "actor.sigma": Published(0.3),
-        "store.capacity": Published("1_000_000"),
-        "store.selector": Published("prioritized"),
-        "store.alpha": Published(0.6),
-        "store.beta": Published(0.4),
-        "store.samples_per_insert": Published("not enforced", ONE_STEP_FEW),
-        "learner.batch": Published(256),
-        "learner.optimizer": Published("adam"),
-        "learner.lr": Published(1e-4),
-        "learner.target_every": Published(100),
-    },
+    dotted(
+        actors=64,
+        envs_per_actor=1,
+        algorithm=dict(gamma=0.99, n=5, clip_dqda=1.0, critic=(400, 300), actor=(300, 200)),
+        actor=dict(sigma=0.3),
+        store=dict(capacity="1_000_000", selector="prioritized", alpha=0.6, beta=0.4, samples_per_insert="not enforced"),
+        learner=dict(batch=256, optimizer="adam", lr=1e-4, target_every=100),
+    ),
+    why=MANY_ACTORS | {"store.samples_per_insert": ONE_STEP_FEW},
 )
 
 IMPALA = Paper(
     "Espeholt et al., IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures, 2018",
     "its numbers for Atari",
-    {
-        "steps": Published(50_000_000),
-        "algorithm.gamma": Published(0.99),
-        "algorithm.unroll": Published(20),
-        "algorithm.history": Published(4),
-        "algorithm.lstm": Published(0),
-        "algorithm.clip_reward": Published(1.0),
-        "algorithm.clip_rho": Published(1.0),
-        "algorithm.clip_c": Published(1.0),
-        "algorithm.clip_pg": Published(1.0, where="the authors' code"),
-        "algorithm.baseline_cost": Published(0.5),
-        "algorithm.entropy_cost": Published(0.01),
-        "algorithm.sum_losses": Published(True, where="the authors' code"),
-        "learner.batch": Published(32),
-        "learner.optimizer": Published("rmsprop"),
-        "learner.centered": Published(False),
-        "learner.square_start": Published(1.0, where="TensorFlow's RMSProp"),
-        "learner.lr": Published(6e-4),
-        "learner.anneal": Published(True),
-        "learner.decay": Published(0.99),
-        "learner.eps": Published(0.01),
-        "learner.clip_norm": Published(40.0),
+    dotted(
+        steps=50_000_000,
+        algorithm=dict(gamma=0.99, unroll=20, history=4, lstm=0, clip_reward=1.0, clip_rho=1.0, clip_c=1.0, clip_pg=1.0)
+        | dict(baseline_cost=0.5, entropy_cost=0.01, sum_losses=True),
+        learner=dict(batch=32, optimizer="rmsprop", centered=False, square_start=1.0, lr=6e-4, anneal=True)
+        | dict(decay=0.99, eps=0.01, clip_norm=40.0),
+    ),
+    elsewhere={
+        **dict.fromkeys(("algorithm.clip_pg", "algorithm.sum_losses"), "the authors' code"),
+        "learner.square_start": "TensorFlow's RMSProp",
     },
 )
 
 SEED = Paper(
     "Espeholt et al., SEED RL: scalable and efficient deep-RL with accelerated central inference, 2020",
     "",
-    {"inference": Published("central")},
+    {"inference": "central"},
 )
 
 R2D2 = Paper(
     "Kapturowski et al., Recurrent experience replay in distributed reinforcement learning, 2019",
     "table 2",
-    {
-        "actors": Published(256, SCALE),
-        "envs_per_actor": Published(1, LOCKSTEP),
-        "algorithm.gamma": Published(0.997),
-        "algorithm.n": Published(5, where="the text"),
-        "algorithm.history": Published(4),
-        "algorithm.clip_reward": Published(0.0),
-        "algorithm.burn_in": Published(40),
-        "algorithm.length": Published(80),
-        "algorithm.stride": Published(40),
-        "algorithm.stored_state": Published(True),
-        "algorithm.clip_last_reward": Published(0.0, where="SEED RL's code; the paper does not say"),
-        "algorithm.eta": Published(0.9),
-        "algorithm.rescaling": Published(True),
-        "algorithm.h_epsilon": Published(1e-3),
-        "algorithm.lstm": Published(512),
-        "algorithm.head": Published(512),
-        "actor.refresh": Published(400),
-        "actor.epsilon": Published(0.4, where="as Ape-X"),
-        "actor.alpha": Published(7.0, where="as Ape-X"),
-        "store.capacity": Published("4_000_000"),
-        "store.selector": Published("prioritized"),
-        "store.alpha": Published(0.9),
-        "store.beta": Published(0.6),
-        "store.samples_per_insert": Published(0.8, where="appendix: the replay ratio"),
-        "learner.batch": Published(64),
-        "learner.optimizer": Published("adam"),
-        "learner.lr": Published(1e-4),
-        "learner.eps": Published(1e-3),
-        "learner.clip_norm": Published(40.0, where="as Ape-X"),
-        "learner.target_every": Published(2_500),
+    dotted(
+        actors=256,
+        envs_per_actor=1,
+        algorithm=dict(gamma=0.997, n=5, history=4, clip_reward=0.0, burn_in=40, length=80, stride=40)
+        | dict(stored_state=True, clip_last_reward=0.0, eta=0.9, rescaling=True, h_epsilon=1e-3)
+        | dict(lstm=512, head=512),
+        actor=dict(refresh=400, epsilon=0.4, alpha=7.0),
+        store=dict(capacity="4_000_000", selector="prioritized", alpha=0.9, beta=0.6, samples_per_insert=0.8),
+        learner=dict(batch=64, optimizer="adam", lr=1e-4, eps=1e-3, clip_norm=40.0, target_every=2_500),
+    ),
+    why=MANY_ACTORS,
+    elsewhere={
+        **dict.fromkeys(("actor.epsilon", "actor.alpha", "learner.clip_norm"), "as Ape-X"),
+        "algorithm.n": "the text",
+        "algorithm.clip_last_reward": "SEED RL's code; the paper does not say",
+        "store.samples_per_insert": "appendix: the replay ratio",
     },
 )
 
 R2D3 = Paper(
     "Gulcehre et al., Making efficient use of demonstrations to solve hard exploration problems, 2020",
     "its numbers for Hard-Eight",
-    {
-        "actors": Published(256, SCALE),
-        "envs_per_actor": Published(1, LOCKSTEP),
-        "demo_ratio": Published(1 / 256),
-        "algorithm.gamma": Published(0.997),
-        "algorithm.n": Published(5),
-        "algorithm.burn_in": Published(40),
-        "algorithm.length": Published(40),
-        "algorithm.stride": Published(40),
-        "algorithm.stored_state": Published(False),
-        "algorithm.eta": Published(0.9),
-        "store.alpha": Published(0.9),
-        "store.beta": Published(0.6),
-        "learner.batch": Published(64),
-    },
+    dotted(
+        actors=256,
+        envs_per_actor=1,
+        demo_ratio=1 / 256,
+        algorithm=dict(gamma=0.997, n=5, burn_in=40, length=40, stride=40, stored_state=False, eta=0.9),
+        store=dict(alpha=0.9, beta=0.6),
+        learner=dict(batch=64),
+    ),
+    why=MANY_ACTORS,
 )
 
 PAPERS = {

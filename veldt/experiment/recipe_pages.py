@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from veldt.experiment.papers import PAPERS, Published
+from veldt.experiment.papers import PAPERS
 from veldt.experiment.recipes import RECIPES, make
 from veldt.experiment.settings import flat, without_effect
 
@@ -28,7 +28,7 @@ def variants(recipe: str) -> dict[str, str]:
 def page(recipe: str) -> str:
     paper, doc = PAPERS[recipe], (RECIPES[recipe].__doc__ or "").strip()
     columns = variants(recipe)
-    ours = [_effective(recipe, env) for env in columns.values()]
+    ours = [effective(recipe, env) for env in columns.values()]
     lines = [
         f"# {recipe}",
         "",
@@ -41,21 +41,15 @@ def page(recipe: str) -> str:
         "|---|" + "--:|" * len(columns) + "--:|---|---|",
     ]
     for name in ours[0] | ours[1] | ours[-1]:
-        published = paper.settings.get(name)
         cells = [name, *(shown(values.get(name)) for values in ours), "", "", ""]
         cells[1] = OF_THE_MACHINE.get((recipe, name), cells[1])
-        if published is not None:
-            cells[-3:] = shown(published.value), published.where or paper.where, published.why
+        if name in paper.settings:
+            cells[-3:] = shown(paper.settings[name]), paper.elsewhere.get(name, paper.where), paper.why.get(name, "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def differs(recipe: str, name: str, published: Published) -> bool:
-    """Whether our value for the paper's own environments is another than the paper's."""
-    return bool(_effective(recipe, next(iter(variants(recipe).values()))).get(name) != published.value)
-
-
-def _effective(recipe: str, env: str) -> dict[str, Any]:
+def effective(recipe: str, env: str) -> dict[str, Any]:
     """The settings that have an effect."""
     config = make(recipe, env)
     idle = without_effect(config)

@@ -7,7 +7,6 @@ import os
 import shlex
 import statistics
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from veldt.experiment.sweep import Spec, Trial
 from veldt.files import replace_text
 from veldt.foreign import regular
 from veldt.machine import available_memory, format_bytes
+from veldt.runtime.local.zygote import interpreter
 from veldt.signals import interruptible
 from veldt.watching.links import format_seconds
 from veldt.watching.sinks import evaluations, read_metrics
@@ -44,9 +44,7 @@ class Failed:
         return f"{self.trial.name} failed: {self.why}; the end of {self.trial.beside('log')}:\n{self.tail}"
 
 
-# The child imports from our sys.path; -P keeps the working directory out of it.
 CODE = (
-    "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('VELDT_PATH')); "
     "from veldt.runtime.local.zygote import die_with_parent; die_with_parent(int(sys.argv[1])); "
     "from veldt.__main__ import main; train, evaluate = json.loads(sys.argv[2]); sys.exit(main(train) or main(evaluate))"
 )
@@ -67,8 +65,7 @@ class Child:
         evaluate = ["eval", run, "--episodes", str(episodes), "--json"]
         if asks(trial.config):  # which `read_spec` was allowed to
             train, evaluate = [*train, "--trust"], [*evaluate, "--trust"]
-        command = [sys.executable, "-P", "-c", CODE, str(os.getpid()), json.dumps([train, evaluate])]
-        environment = {**os.environ, "VELDT_PATH": json.dumps([path for path in sys.path if isinstance(path, str)])}
+        command, environment = interpreter(CODE, str(os.getpid()), json.dumps([train, evaluate]))
         line = f"{shlex.join(['veldt', *train])} && {shlex.join(['veldt', *evaluate])}"
         with open(trial.beside("log"), "ab", opener=regular) as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} $ {line}\n".encode())

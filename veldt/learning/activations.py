@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from veldt.algorithms.base import Algorithm, Batch
 from veldt.records.block import Schema
-from veldt.records.tree import Spec, Tree
+from veldt.records.tree import zeros
 
 PROBE = 100_000  # bytes of windows that show what a loss needs; a single window may have more
 
@@ -69,11 +69,7 @@ class Tensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _blank(schema: Schema, n: int) -> Batch:
     """Windows of zeros in the middle of an episode."""
-    rows, starts = _zeros(schema.layout.spec, n, schema.window.rows), _zeros(schema.start_layout.spec, n)
+    rows, starts = zeros(schema.layout.spec, n, schema.window.rows), zeros(schema.start_layout.spec, n)
     rows["valid"][:] = True
     rows["discount"][:] = 1
     return Batch(rows, starts, np.ones(n, np.float32), torch.device("cpu"))
-
-
-def _zeros(columns: Spec, *leading: int) -> Tree:
-    return {name: np.zeros((*leading, *c.shape), c.dtype) for name, c in columns.items()}

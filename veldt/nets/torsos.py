@@ -14,7 +14,7 @@ from veldt.errors import UserError
 from veldt.nets.normalize import RunningNorm
 from veldt.records.history import observation
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, ArraySpec
+from veldt.records.tree import Array, ArraySpec, zeros
 
 
 def on_device(x: Array | Tensor, device: torch.device) -> Tensor:
@@ -324,7 +324,7 @@ def user_network(
 
 def blank_rows(env: EnvSpec, history: int) -> dict[str, Tensor]:
     """Rows [2, history, ...] of zeros."""
-    return {name: torch.from_numpy(np.zeros((2, history, *c.shape), c.dtype)) for name, c in env.step.items()}
+    return {name: torch.from_numpy(x) for name, x in zeros(env.step, 2, history).items()}
 
 
 def _contiguous(net: nn.Module, args: tuple[Any]) -> Any:

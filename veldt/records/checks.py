@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from veldt.records.block import Schema, window_items
 from veldt.records.step import EnvSpec
-from veldt.records.tree import PACKED, Array, ArraySpec, Spec, Tree
+from veldt.records.tree import Array, ArraySpec, Tree
 
 LARGEST = 1e8  # of a float: its square, summed over a batch, is still a float32
 LARGEST_INT = 1 << 53
@@ -93,7 +93,10 @@ class BlockCheck:
 
     def __call__(self, message: Tree) -> str:
         schema, items, priorities = self.schema, message["items"], message.get("priorities")
-        rows, starts = _columns("rows/", schema.layout, message), _columns("starts/", schema.start_layout, message)
+        rows, starts = (
+            layout.columns(layout.received(message, prefix))
+            for layout, prefix in ((schema.layout, "rows/"), (schema.start_layout, "starts/"))
+        )
         for columns, bounds in ((rows, self._rows), (starts, self._starts)):
             for name, x in columns.items():
                 if why := _outside(name, x, bounds[name]):
@@ -103,9 +106,3 @@ class BlockCheck:
         if not items.any() or (items & ~window_items(rows["valid"], rows["last"], schema.window, schema.fresh)).any():
             return "a block has no items, or items without a step to train on"
         return ""
-
-
-def _columns(kind: str, layout: Any, message: Tree) -> Tree:
-    small: Spec = {name: column for name, column in layout.spec.items() if name not in layout.large}
-    packed = message[kind + PACKED].view(layout.record).reshape(-1) if small else None
-    return {name: message[kind + name] if packed is None or name not in small else packed[name] for name in layout.spec}

@@ -7,7 +7,7 @@ import numpy as np
 
 from veldt.errors import UserError
 from veldt.records.step import EnvSpec, is_observation
-from veldt.records.tree import Tree, namespace
+from veldt.records.tree import Tree, namespace, zeros
 
 
 class History:
@@ -22,7 +22,7 @@ class History:
         self.names = [*env.observation, *others]
         room = 1 if history == 1 else 8 * history
         columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
-        self.rows = {name: np.zeros((n, room, *c.shape), c.dtype) for name, c in columns.items()} if history > 1 else {}
+        self.rows = zeros(columns, n, room) if history > 1 else {}
 
     def append(self, step: Tree) -> Tree:
         if self.history == 1:  # nothing is stacked, so no flags are needed
@@ -53,24 +53,25 @@ def stack_history(x: Any, first: Any, valid: Any, at: int, history: int) -> Any:
     x = x[:, at - history + 1 : at + 1]
     if history == 1:
         return x
-    xp = namespace(x)
-    same = xp.ones_like(first[:, :history])  # [B, history], same[j]: row j belongs to the episode of the row `at`
-    for j in range(history - 2, -1, -1):
-        row = at - history + 1 + j
-        same[:, j] = same[:, j + 1] & ~first[:, row + 1] & valid[:, row]
-    if xp is np and same.all():
+    same = _same_episode(first[:, at - history + 1 : at + 1], valid[:, at - history + 1 : at + 1], history)[:, 0]
+    if isinstance(x, np.ndarray) and same.all():
         return x
     return x * same.reshape(*same.shape, *[1] * (x.ndim - 2))
 
 
 def stack_windows(x: Any, first: Any, valid: Any, history: int) -> Any:
     """`stack_history` of every row from history - 1 on: torch [B, T, ...] -> [B, T - history + 1, history, ...]."""
-    rows = x.shape[1] - history + 1
-    stacks = x.unfold(1, history, 1).movedim(-1, 2)  # a view
-    same = first.new_ones(len(first), rows, history)  # [B, T - history + 1, history], of the episode of its row
+    same = _same_episode(first, valid, history)
+    return x.unfold(1, history, 1).movedim(-1, 2) * same.reshape(*same.shape, *[1] * (x.ndim - 2))
+
+
+def _same_episode(first: Any, valid: Any, history: int) -> Any:
+    """[B, T] -> [B, T - history + 1, history]: which rows of a stack are of the episode of its last one."""
+    rows = first.shape[1] - history + 1
+    same = [namespace(first).ones_like(first[:, :rows])]
     for j in range(history - 2, -1, -1):
-        same[:, :, j] = same[:, :, j + 1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows]
-    return stacks * same.reshape(*same.shape, *[1] * (x.ndim - 2))
+        same.append(same[-1] & ~first[:, j + 1 : j + 1 + rows] & valid[:, j : j + rows])
+    return namespace(first).stack(same[::-1], -1)
 
 
 def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (), blanked: bool = False) -> Any:
@@ -82,11 +83,11 @@ def observation(rows: Any, at: int, history: int, stacked: tuple[str, ...] = (),
     """
 
     def see(name: str) -> Any:
-        if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
-            if blanked:
-                return rows[name][:, at - history + 1 : at + 1]
-            return stack_history(rows[name], rows["first"], rows["valid"], at, history)
-        return rows[name][:, at]
+        if not _is_stacked(name, history, stacked):
+            return rows[name][:, at]
+        if blanked:
+            return rows[name][:, at - history + 1 : at + 1]
+        return stack_history(rows[name], rows["first"], rows["valid"], at, history)
 
     return _by_key(rows, see)
 
@@ -97,7 +98,7 @@ def observation_at(rows: Any, at: Any, history: int, stacked: tuple[str, ...] = 
 
     def see(name: str) -> Any:
         x = rows[name]
-        stack = history if history > 1 and (not stacked or name.removeprefix("obs/") in stacked) else 1
+        stack = history if _is_stacked(name, history, stacked) else 1
         steps, windows = (xp.arange(n, device=at.device) for n in (stack, len(x)))
         index = (windows * x.shape[1] + at - stack + 1)[:, None] + steps  # [B, stack], into the flattened rows
         found = x.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, index.shape)
@@ -110,11 +111,15 @@ def observations(rows: Any, history: int, stacked: tuple[str, ...] = ()) -> Any:
     """What a network sees at every row from history - 1 on, as in `observation`: [B, T - history + 1, ...]."""
 
     def see(name: str) -> Any:
-        if history > 1 and (not stacked or name.removeprefix("obs/") in stacked):
+        if _is_stacked(name, history, stacked):
             return stack_windows(rows[name], rows["first"], rows["valid"], history)
         return rows[name][:, history - 1 :]
 
     return _by_key(rows, see)
+
+
+def _is_stacked(name: str, history: int, stacked: tuple[str, ...]) -> bool:
+    return history > 1 and (not stacked or name.removeprefix("obs/") in stacked)
 
 
 def _by_key(rows: Any, see: Callable[[str], Any]) -> Any:

@@ -28,6 +28,7 @@ from veldt.records.tree import ArraySpec, Spec, spec
 
 REWARD = spec((), np.float32)
 FLAG = spec((), np.bool_)
+SIGNALS: Spec = {"reward": REWARD, "discount": REWARD, "first": FLAG, "last": FLAG, "valid": FLAG}
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,7 @@ class EnvSpec:
     @property
     def step(self) -> Spec:
         """The columns that come from the environment."""
-        return {
-            **self.observation,
-            "reward": REWARD,
-            "discount": REWARD,
-            "first": FLAG,
-            "last": FLAG,
-            "valid": FLAG,
-        }
+        return self.observation | SIGNALS
 
     @property
     def n_actions(self) -> int:

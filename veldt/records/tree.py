@@ -29,6 +29,10 @@ def spec(shape: tuple[int, ...], dtype: npt.DTypeLike) -> ArraySpec:
     return ArraySpec(tuple(shape), np.dtype(dtype))
 
 
+def zeros(columns: Spec, *leading: int) -> Tree:
+    return {name: np.zeros((*leading, *c.shape), c.dtype) for name, c in columns.items()}
+
+
 def namespace(x: Any) -> Any:
     """numpy or torch, whichever made `x`; torch is never imported for a numpy array."""
     return np if isinstance(x, np.ndarray) else sys.modules["torch"]
@@ -65,6 +69,11 @@ class Layout:
         if self.record.names:
             storage[PACKED] = zeros(leading, self.record)
         return storage
+
+    def received(self, message: Tree, prefix: str) -> Tree:
+        """The storage in a message, whose arrays have names with this prefix; the packed record came as bytes."""
+        packed = {PACKED: message[prefix + PACKED].view(self.record)} if self.record.names else {}
+        return {name: message[prefix + name] for name in self.large} | packed
 
     def columns(self, storage: Tree) -> Tree:
         """Every column by name, as views into the storage."""

@@ -7,8 +7,7 @@ there to the GPU with others, without waiting. All work is on one stream: nothin
 
 from __future__ import annotations
 
-import contextlib
-from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ class DeviceWindows:
         check_free(schema.nbytes * len(next(iter(rows.values()))) // schema.rows, device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         room = max(1, STAGED // schema.nbytes)
-        with self._on_stream():
+        with torch.cuda.stream(self._stream):
             self._rows = Copy(schema.layout, rows, schema.rows, room, device)
             self._starts = Copy(schema.start_layout, starts, schema.starts, room, device)
         self._room, self._half = room, 0
@@ -55,7 +54,7 @@ class DeviceWindows:
         """Starts the copy of what was written. The next writes use the other half of the pinned memory."""
         if not self._staged:
             return
-        with self._on_stream():
+        with torch.cuda.stream(self._stream):
             for at, slot, n in runs(self._staged):
                 for copy in (self._rows, self._starts):
                     copy.send(slot, self._half, at, n)
@@ -71,7 +70,7 @@ class DeviceWindows:
         """The columns [n, T, ...] of the windows that start at these rows; as in `Windows`, blank before the episode."""
         self.flush()
         schema, layout = self.schema, self.schema.layout
-        with self._on_stream():
+        with torch.cuda.stream(self._stream):
             rows = self._index(first)[:, None] + torch.arange(schema.window.rows, device=self.device)  # [n, T]
             out = self._rows.small(rows)
             earlier, seen = None, rows
@@ -89,7 +88,7 @@ class DeviceWindows:
     def read_starts(self, leaves: Array) -> dict[str, Tensor]:
         """The columns [n, ...] of these window starts."""
         self.flush()
-        with self._on_stream():
+        with torch.cuda.stream(self._stream):
             rows, layout = self._index(leaves), self.schema.start_layout
             out = self._starts.small(rows) | {name: self._starts.large(name, rows) for name in layout.large}
         return self._handed_over({name: out[name] for name in layout.spec})
@@ -97,9 +96,6 @@ class DeviceWindows:
     def _index(self, index: Array) -> Tensor:
         tensor = torch.from_numpy(index)
         return tensor if self._stream is None else tensor.pin_memory().to(self.device, non_blocking=True)
-
-    def _on_stream(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def _handed_over(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """The caller's stream waits for them, and their memory for the caller's stream."""
@@ -122,7 +118,7 @@ class Copy:
         self._staged: Tree = {}  # the same memory as `_stage`
         self.blank = len(next(iter(self._host.values()))) if self._host else 0  # the row of zeros
         for name, words in self._host.items():
-            dtype = torch.from_numpy(np.zeros(0, words.dtype)).dtype
+            dtype = _torch_dtype(words.dtype)
             self._device[name] = torch.zeros(self.blank + 1, words.shape[1], dtype=dtype, device=device)
             self._stage[name] = torch.empty(2, room, rows, words.shape[1], dtype=dtype, pin_memory=device.type == "cuda")
             self._staged[name] = self._stage[name].numpy()
@@ -166,13 +162,8 @@ def earlier_rows(first: Tensor, valid: Tensor, at: int) -> Tensor:
 
 def runs(slots: list[int]) -> list[tuple[int, int, int]]:
     """(place, slot, n) for each run of consecutive slots."""
-    found: list[tuple[int, int, int]] = []
-    for place, slot in enumerate(slots):
-        if found and slot == found[-1][1] + found[-1][2]:
-            found[-1] = (*found[-1][:2], found[-1][2] + 1)
-        else:
-            found.append((place, slot, 1))
-    return found
+    begins = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(slots)]
+    return [(place, slots[place], after - place) for place, after in pairwise(begins)]
 
 
 def check_free(nbytes: int, device: torch.device) -> None:

@@ -81,14 +81,6 @@ class RankHeap:
         self.place[:] = -1
         self.place[order] = np.arange(len(order))
 
-    def check_valid(self) -> None:
-        items = self.heap[: self.count]
-        assert np.isfinite(self.keys).all() and (self.keys >= 0).all()
-        assert self.count == np.count_nonzero(self.keys) == np.count_nonzero(self.place >= 0)
-        assert (self.place[items] == np.arange(self.count)).all()
-        parents = items[(np.arange(1, self.count) - 1) // 2]
-        assert (self.keys[parents] >= self.keys[items[1:]]).all(), "a parent is smaller than its child"
-
 
 @numba.njit("void(i4[::1], i4[::1], f8[::1], i8, i8, i8)", cache=True)
 def _sift(heap: Array, place: Array, keys: Array, leaf: int, at: int, count: int) -> None:

@@ -148,12 +148,6 @@ class Replay(BlockRing):
         self.keep()
         return len(leaves)
 
-    def check_valid(self) -> None:
-        super().check_valid()
-        assert not self._overfull(0) or self.next - self.oldest == 1
-        assert self.inserted - self.evicted == self.size
-        self.selector.check_valid(self.items.ravel())
-
 
 class Mixture(Replay):
     """R2D3 (Gulcehre et al. 2020): each item of a sample is drawn from the demonstrations with probability `ratio`, and

@@ -164,15 +164,8 @@ class BlockRing(Slots, Store):
         return Blocks(schema.layout.columns(rows), schema.start_layout.columns(starts))
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "store_items": self.size,
-            "store_bytes": self.nbytes,
-            "store_inserted": self.inserted,
-            "store_sampled": self.sampled,
-            "store_evicted": self.evicted,
-            "store_stale": self.stale,
-            "store_duplicates": self.duplicates,
-        }
+        counts = {f"store_{name}": getattr(self, name) for name in COUNTS if name not in ("oldest", "next", "size")}
+        return {"store_items": self.size, "store_bytes": self.nbytes} | counts
 
     # Checkpoints.
 
@@ -207,14 +200,6 @@ class BlockRing(Slots, Store):
         self.size -= len(leaves)
         self.evicted += len(leaves)
         return leaves
-
-    def check_valid(self) -> None:
-        """The invariants, for tests."""
-        assert 0 <= self.next - self.oldest <= self.n_slots
-        assert self.size == self.items.sum()
-        empty = np.ones(self.n_slots, np.bool_)
-        empty[np.arange(self.oldest, self.next) % self.n_slots] = False
-        assert not self.items[empty].any()
 
 
 def _on_device(ring: Slots, device: str) -> Any:
@@ -269,7 +254,3 @@ class UnrollQueue(BlockRing):
         self._free()
         self.keep()
         return len(leaves)
-
-    def check_valid(self) -> None:
-        super().check_valid()
-        assert self.inserted - self.evicted - self.sampled == self.size

@@ -27,7 +27,6 @@ class Leaves(Protocol):
     def set(self, index: Array, values: Array, /) -> None: ...
     def draw(self, points: Array) -> tuple[Array, Array]: ...
     def rebuild(self, values: Array, /) -> None: ...
-    def check_valid(self) -> None: ...
 
 
 class Prioritized:
@@ -98,10 +97,6 @@ class Prioritized:
         """Continues with the masses of these, as an earlier process left them in block memory."""
         self.tree.rebuild(np.where(items, self.tree[:], 0.0))
         self.largest = max(1.0, float(self.tree[:].max()))
-
-    def check_valid(self, items: Array) -> None:
-        self.tree.check_valid()
-        assert ((self.tree[:] > 0) == items).all()
 
 
 class Uniform(Prioritized):
@@ -183,13 +178,6 @@ class SumTree:
         self.nodes[: len(leaves)] = leaves  # nothing is zeroed that stays: whoever is killed here leaves the leaves
         self.nodes[len(leaves) :] = 0
         _rebuild(self.nodes, self.levels)
-
-    def check_valid(self) -> None:
-        assert np.isfinite(self.nodes).all() and (self.nodes >= 0).all()
-        assert (self.nodes[self.leaves : self.levels[1]] == 0).all()
-        again = SumTree(self.leaves)
-        again.rebuild(self[:])
-        assert again.nodes.tobytes() == self.nodes.tobytes(), "a parent is not the sum of its children"
 
 
 @numba.njit("f8(f8[::1], u8)", cache=True, inline="always")

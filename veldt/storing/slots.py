@@ -104,12 +104,7 @@ class Slots:
         stop = min(self.next, first + most)
         serials = np.arange(first, stop)
         slots = serials % self.n_slots
-        out: Tree = {}
-        for name, array in self._arrays().items():
-            blocks = array[slots]
-            if name.endswith(PACKED):  # a record is saved as its bytes
-                blocks = blocks.view(np.uint8).reshape(*blocks.shape, array.dtype.itemsize)
-            out[name] = blocks
+        out = {name: array[slots] for name, array in self._arrays().items()}
         gone = np.flatnonzero(self.commit[slots] != serials + 1)
         lost = int(gone[-1]) + 1 if len(gone) else 0
         return first + lost, stop, {name: array[lost:] for name, array in out.items()}
@@ -121,17 +116,15 @@ class Slots:
         slots = serials[wanted] % self.n_slots
         self._reserve(slots.tolist())
         for name, array in self._arrays().items():
-            saved = blocks[name][wanted]
-            if name.endswith(PACKED):
-                saved = np.ascontiguousarray(saved).view(array.dtype).reshape(len(slots), array.shape[1])
-            array[slots] = saved
+            array[slots] = blocks[name][wanted]
 
     def _arrays(self) -> Tree:
-        """By the names they are saved under, [n_slots, rows of a block, ...]."""
+        """By the names they are saved under, [n_slots, rows of a block, ...]; packed records as their bytes."""
         out: Tree = {}
         for kind, arrays, size in (("rows", self.rows, self.schema.rows), ("starts", self.starts, self.schema.starts)):
             for name, array in arrays.items():
-                out[f"{kind}/{name}"] = array.reshape(self.n_slots, size, *array.shape[1:])
+                x = array.view(np.uint8).reshape(len(array), -1) if name == PACKED else array
+                out[f"{kind}/{name}"] = x.reshape(self.n_slots, size, *x.shape[1:])
         return out
 
 

@@ -55,13 +55,7 @@ class BlockCodec:
 
     def unpack(self, store: object, message: Tree) -> tuple[Block, Array | None]:
         schema: Schema = store.schema  # type: ignore[attr-defined]
-        rows, starts = (
-            {
-                name: message[kind + name].view(layout.record) if name == PACKED else message[kind + name]
-                for name in (*layout.large, *([PACKED] if layout.record.names else []))
-            }
-            for kind, layout in (("rows/", schema.layout), ("starts/", schema.start_layout))
-        )
+        rows, starts = schema.layout.received(message, "rows/"), schema.start_layout.received(message, "starts/")
         return Block(schema, rows, starts, message["items"]), message.get("priorities")
 
 

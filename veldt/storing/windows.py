@@ -150,16 +150,11 @@ class Buffers:
                 self._kept.pop(next(iter(self._kept)))
             for i in range(len(kept)):
                 if sys.getrefcount(kept[i]) == ALONE:
-                    array = kept[i]
-                    return array
+                    return kept[i]
             array = _pinned(shape, dtype) if self.pinned else np.empty(shape, dtype)
             if len(kept) < self.KEEP:
                 kept.append(array)
             return array
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for kept in self._kept.values() for array in kept)
 
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Algorithm
 from veldt.counters import Counters
@@ -19,7 +17,7 @@ from veldt.machine import format_bytes
 from veldt.program import BLOCK_MEMORY, Program
 from veldt.records.block import Block, Schema
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, Tree
+from veldt.records.tree import Array, Tree, zeros
 from veldt.seeds import derive
 from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
 from veldt.storing.ranks import Ranked
@@ -152,14 +150,14 @@ def cut_blocks(demos: Demos, schema: Schema, algorithm: Algorithm) -> Iterator[B
     new items the largest.
     """
     starts = schema.start_layout.spec
-    zeros = {name: np.zeros((1, *c.shape), c.dtype) for name, c in {**schema.layout.spec, **starts}.items()}
+    blank = zeros(schema.layout.spec | starts, 1)
     state: Tree = {}  # known state before the next record
 
     def replay(step: Tree) -> Tree:
         nonlocal state
         before = {} if step["first"][0] else state
         state = algorithm.known_state(step["action"], starts)
-        return {**zeros, **before, **step}
+        return blank | before | step
 
     sink: Any = _Sink()  # a recorder only inserts
     recorder = Recorder(Immediate(replay), sink, algorithm, schema, first_priorities="largest")

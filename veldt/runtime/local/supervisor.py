@@ -55,11 +55,11 @@ class Supervisor:
         directory: Path | None,
         step_timeout: float,
         first_incarnation: int,
-        restarts: Restarts | None = None,
-        memory: MemoryConfig | None = None,
+        restarts: Restarts,
+        memory: MemoryConfig,
     ) -> None:
         self.plan, self.directory, self.step_timeout, self.first = plan, directory, step_timeout, first_incarnation
-        self.restarts, self.memory = restarts or Restarts(), memory or MemoryConfig()
+        self.restarts, self.memory = restarts, memory
         self.reports = Reports(declared(plan.nodes.values()))
         self.descriptors: dict[str, int] = {}
         self.children: dict[str, Child] = {}

@@ -60,19 +60,9 @@ class Zygote:
         self.name = NAMES[light]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-        environment = {
-            "OMP_WAIT_POLICY": "PASSIVE",
-            **os.environ,
-            **threads,
-            "VELDT_PATH": json.dumps([path for path in sys.path if isinstance(path, str)]),
-            LIGHT: "1" if light else "",
-        }
-        # -P: modules in the working directory, such as the user's own json.py, are imported only if it is on our path.
-        code = (
-            "import json, os, sys; sys.path[:] = json.loads(os.environ.pop('VELDT_PATH')); "
-            "from veldt.runtime.local.zygote import main; main()"
-        )
-        command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid())]
+        code = "from veldt.runtime.local.zygote import main; main()"
+        command, environment = interpreter(code, str(theirs.fileno()), str(os.getpid()))
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment, **threads, LIGHT: "1" if light else ""}
         # In a new session, so that Ctrl-C in the terminal reaches only the supervisor.
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
@@ -148,6 +138,14 @@ class Zygote:
         if "ready" in message:
             self.ready, self.pid = True, message["ready"]
         return message
+
+
+def interpreter(code: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a new interpreter that runs this code and imports from our path. (-P: modules in
+    the working directory, such as the user's own json.py, are imported only if it is on our path.)"""
+    code = f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop('VELDT_PATH')); {code}"
+    paths = json.dumps([path for path in sys.path if isinstance(path, str)])
+    return [sys.executable, "-P", "-c", code, *arguments], {**os.environ, "VELDT_PATH": paths}
 
 
 def readable(fds: Iterable[int], seconds: float) -> list[int]:
