@@ -16,6 +16,7 @@ from veldt.demos.set import Demos
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
+from veldt.experiment.env_names import shown
 from veldt.learning.activations import activation_bytes
 from veldt.machine import available_memory, find_device, format_bytes, used_memory
 from veldt.nets.torsos import use_bfloat16
@@ -182,7 +183,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     stacking = f"; stacks {history} of {', '.join(keys)}" if history > 1 else ""
     network = type(getattr(net, "torso", net)).__name__
     lines = [
-        f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}",
+        f"{config.recipe} on {shown(config.env)}: {seen}; actions {env.action_space}",
         f"network: {network}, {prepared.parameters:,} parameters on {_device(config)}{stacking}",
         f"algorithm: {_settings(config.algorithm)}",
     ]
