@@ -1,6 +1,6 @@
 """A run directory: whose it is, and its config.yaml. (Checkpoints are in `experiment.checkpoint`.)"""
 
-import fcntl
+import contextlib
 import logging
 import os
 import time
@@ -17,12 +17,14 @@ from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
+from veldt.files import locked
 from veldt.foreign import plain, read_text, regular
 
 log = logging.getLogger("veldt")
 
 _locks: set[TextIO] = set()  # held by this process, and by none that it forks
-os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
 CODE = ("env", "algorithm.network_from")  # settings that may name code
 MAY_CHANGE = {  # on resume
@@ -144,9 +146,9 @@ def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
         file = open(directory / ".lock", "a+", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise UserError(f"{directory} cannot be written ({error.strerror}); choose another {flag}.") from None
-    with file:
+    with file, contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(file))
         except OSError:
             file.seek(0)
             raise UserError(

@@ -58,7 +58,8 @@ class Adam(Optimizer):
         super().__init__(weights, gradient, mean=0.0, square=0.0)
         self.eps, self.betas = eps, betas
         self.steps = 0  # on a CPU
-        self.count = gradient.new_zeros((), dtype=torch.float64)  # steps on a device, which has to know them
+        # Steps on a device, which has to know them. Apple's GPU has no float64.
+        self.count = gradient.new_zeros((), dtype=torch.float32 if gradient.device.type == "mps" else torch.float64)
 
     def step_on_cpu(self, lr: float) -> None:
         b1, b2 = self.betas

@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import math
-import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from veldt.machine import core_count
 from veldt.records.block import Schema
 from veldt.records.step import is_observation
 from veldt.records.tree import PACKED, Array, Tree
@@ -38,7 +38,7 @@ def copy_windows(source: Array, first: Array, out: Array, blank: Array | None = 
 
 
 LARGE = 1 << 24  # bytes; smaller copies use one thread
-THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # one core alone does not reach the memory's bandwidth
+THREADS = max(1, min(4, core_count() // 4))  # one core alone does not reach the memory's bandwidth
 
 
 @functools.cache
