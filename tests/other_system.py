@@ -22,34 +22,34 @@ from typing import Any
 LIBRARIES = (
     "numpy torch torch.utils.tensorboard gymnasium numba psutil yaml rich.live tyro safetensors.torch matplotlib.pyplot "
     "scipy setproctitle cloudpickle asyncio multiprocessing subprocess tempfile pydoc logging.handlers imageio"
-).split()
+)
 # Neither has these; Windows lacks the second part too.
-GONE: dict[str, dict[Any, list[str]]] = {
+GONE: dict[str, dict[Any, str]] = {
     "darwin": {
-        os: "sched_getaffinity sched_setaffinity memfd_create posix_fallocate pidfd_open eventfd eventfd_read eventfd_write "
-        "EFD_NONBLOCK EFD_CLOEXEC MFD_CLOEXEC".split(),
-        signal: "SIGRTMIN SIGRTMAX pidfd_send_signal".split(),
-        time: "CLOCK_BOOTTIME".split(),
-        socket: [],
+        os: "sched_getaffinity sched_setaffinity memfd_create posix_fallocate pidfd_open eventfd eventfd_read "
+        "eventfd_write EFD_NONBLOCK EFD_CLOEXEC MFD_CLOEXEC",
+        signal: "SIGRTMIN SIGRTMAX pidfd_send_signal",
+        time: "CLOCK_BOOTTIME",
+        socket: "",
     },
     "win32": {
         os: "O_NOFOLLOW O_NONBLOCK O_CLOEXEC O_DIRECTORY sysconf getuid geteuid getgid fork forkpty register_at_fork "
-        "setsid getpgid killpg mkfifo chown fchmod posix_spawn wait3 wait4 getloadavg uname WNOHANG".split(),
+        "setsid getpgid killpg mkfifo chown fchmod posix_spawn wait3 wait4 getloadavg uname WNOHANG",
         signal: "SIGHUP SIGKILL SIGALRM SIGCHLD SIGUSR1 SIGUSR2 SIGSTOP SIGCONT SIGQUIT setitimer ITIMER_REAL "
-        "pthread_sigmask SIG_BLOCK sigwait sigtimedwait".split(),
-        time: "clock_gettime CLOCK_MONOTONIC".split(),
-        socket: "AF_UNIX SOCK_SEQPACKET socketpair send_fds recv_fds".split(),
+        "pthread_sigmask SIG_BLOCK sigwait sigtimedwait",
+        time: "clock_gettime CLOCK_MONOTONIC",
+        socket: "AF_UNIX SOCK_SEQPACKET socketpair send_fds recv_fds",
     },
 }
 MODULES = {"darwin": [], "win32": ["fcntl", "resource", "termios", "pwd", "grp", "tty", "pty"]}
 
 
 def imitate(system: str) -> None:
-    for name in LIBRARIES:
+    for name in LIBRARIES.split():
         importlib.import_module(name)
     for each in {"darwin": ["darwin"], "win32": ["darwin", "win32"]}[system]:
         for module, names in GONE[each].items():
-            for name in names:
+            for name in names.split():
                 if hasattr(module, name):
                     delattr(module, name)
     for name in MODULES[system]:
