@@ -30,11 +30,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_a_directory_is_named_where_none_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_named_where_none_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()  # root can write in any directory
+    nowhere = str(tmp_path / "file" / "nowhere")
     for name in writable.USUAL:
-        monkeypatch.setenv(name, "/proc/nowhere")
-    monkeypatch.setattr(writable, "USUAL", {name: ("/proc/nowhere", "~/.cache") for name in writable.USUAL})
-    monkeypatch.setenv("HOME", "/proc/home")
+        monkeypatch.setenv(name, nowhere)
+    monkeypatch.setattr(writable, "USUAL", {name: (nowhere, "~/.cache") for name in writable.USUAL})
+    monkeypatch.setenv("HOME", nowhere)
     writable.provide()
     for name in writable.USUAL:
         assert Path(os.environ[name]).parent == writable.private(), name
