@@ -6,6 +6,9 @@ run.evaluate(20).mean_return
 
 from typing import TYPE_CHECKING, Any
 
+from veldt import writable
+
+writable.provide()
 __version__ = "0.1.0"
 __all__ = ["Config", "EnvSpec", "Run", "UserError", "make_env", "recipe", "resume", "train"]
 

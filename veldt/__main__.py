@@ -12,6 +12,7 @@ from pathlib import Path
 from veldt import __version__
 from veldt.errors import Diverged, EnvError, ProcessFailed, Untrusted, UserError, did_you_mean
 from veldt.foreign import printable, read_text
+from veldt.machine import runs_processes
 from veldt.runtime.local import zygote
 
 COMMANDS = {
@@ -100,6 +101,8 @@ def _traceback(error: ProcessFailed | EnvError) -> str:
 
 def _wants_processes(argv: list[str]) -> bool:
     """Guesses from the arguments whether the local runtime will be used."""
+    if not runs_processes():
+        return False
     if {"-h", "--help", "inline", "--runtime=inline"} & set(argv):
         return False
     if argv[0] == "resume":

@@ -1,16 +1,20 @@
 """Writes files atomically, and verifies them: safetensors, their hashes, and syncing to disk."""
 
+import contextlib
 import hashlib
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
+import psutil
 from safetensors.numpy import save_file
 
 from veldt.errors import UserError
-from veldt.foreign import regular
+from veldt.foreign import read_text, regular
 from veldt.records.tree import Tree
 
 MANIFEST = "manifest.json"
@@ -50,7 +54,9 @@ def fingerprint(path: Path) -> dict[str, Any] | None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flushes a directory to disk, so that files created or renamed in it survive a crash."""
+    """Flushes a directory to disk, so that files created or renamed in it survive a crash. Windows cannot."""
+    if sys.platform == "win32":
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -68,3 +74,39 @@ def replace_text(path: Path, text: str) -> None:
         os.replace(aside, path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}).") from None
+
+
+@contextlib.contextmanager
+def locked(file: TextIO) -> Iterator[None]:
+    """Holds a lock on an open file, or raises an OSError: another process has it. The kernel drops it when its holder dies.
+
+    Windows has no such lock: there a second file holds the pid, and is ignored once no such process is there.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        with _claimed(Path(f"{file.name}-pid")):
+            yield
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+@contextlib.contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    if path.exists() and not _is_held(path):
+        path.unlink()
+    with open(path, "x", opener=regular) as file:
+        file.write(str(os.getpid()))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether the process that wrote its pid there is alive; one that began later has the same pid by chance."""
+    try:
+        return psutil.Process(int(read_text(path, 64))).create_time() <= path.stat().st_mtime + 1
+    except (psutil.NoSuchProcess, ValueError):
+        return False

@@ -13,12 +13,15 @@ from typing import Any
 
 SMALL = 4 * 2**20  # bytes of a file that describes something, such as config.yaml
 LARGE = 256 * 2**20
+SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))  # Windows has none of them
 
 
 def regular(path: str | Path, flags: int) -> int:
     """An opener for `open`. Raises an OSError for a link, a pipe, a device or a directory, and never waits for a writer."""
+    if not hasattr(os, "O_NOFOLLOW") and os.path.islink(path):  # Windows
+        raise OSError(errno.ELOOP, "it is a symbolic link", str(path))
     try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, flags | SAFE, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None

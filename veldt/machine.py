@@ -1,7 +1,10 @@
 """Resources of this machine: free and used RAM, cores, a GPU, and the age of this process."""
 
 import contextlib
+import mmap
 import os
+import platform
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE = mmap.PAGESIZE
 NO_LIMIT = 1 << 60  # bytes; a control group without a limit has a larger one
 
 
@@ -98,13 +101,15 @@ def families(pids: Collection[int]) -> dict[int, list[int]]:
 
 def process_age() -> float:
     """Seconds since this process began."""
+    if sys.platform != "linux":
+        return time.time() - psutil.Process().create_time()
     with open("/proc/self/stat", "rb") as file:
         ticks = int(file.read().rpartition(b")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def find_device(name: str) -> str:
-    """`auto` is a GPU where there is one, and else the CPU."""
+    """`auto` is a CUDA GPU where there is one, and else the CPU: small networks are slower on Apple's GPU (mps)."""
     if name != "auto":
         return name
     import torch
@@ -114,4 +119,9 @@ def find_device(name: str) -> str:
 
 def core_count() -> int:
     """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def runs_processes() -> bool:
+    """Whether the local runtime works here: it needs memfd and futex."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")

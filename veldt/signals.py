@@ -37,8 +37,10 @@ def interruptible(stop: Callable[[int], None], message: str = "", late: Callable
                 os.write(2, f"\n{message}; repeat to stop immediately.\n".encode())  # print() is not safe in a handler
 
     handled = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         handled.append(signal.SIGHUP)
+    if not hasattr(signal, "SIGALRM"):  # Windows: a long step is waited for
+        late = None
     before: dict[signal.Signals, Any] = {number: signal.signal(number, handle) for number in handled}
     if late is not None:
         before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: late())

@@ -277,7 +277,8 @@ def test_plot_and_top_import_nothing(coded: Path) -> None:
 
 
 def test_code_is_imported_only_if_the_caller_says_so(coded: Path) -> None:
-    for use in (lambda: Run(coded).evaluate(1), lambda: Run(coded).policy(), lambda: veldt.resume(coded, quiet=True)):
+    assert Run(coded).policy() is not None  # it needs no environment
+    for use in (lambda: Run(coded).evaluate(1), lambda: Run(coded).envs(), lambda: veldt.resume(coded, quiet=True)):
         with pytest.raises(UserError, match=r"hostile:make \(env\); allow it with --trust \(trust=True\)"):
             use()
     assert not (coded.parent / "mark").exists()

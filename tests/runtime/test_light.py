@@ -310,11 +310,12 @@ def test_functions_of_the_parent_are_loaded_when_asked_for(monkeypatch: pytest.M
 
     monkeypatch.setattr(callables, "_local", {})
     monkeypatch.setattr(callables, "_unloaded", {})
-    callables.install({name: functools.partial(load, name) for name in ("a", "b")})
+    callables.install({name: functools.partial(load, name) for name in ("local:a", "local:b")})
     assert loads == []
     found = callables.find("local:a")
-    assert found is not None and found() == "a" and callables.find("local:a") is found and loads == ["a"]
-    assert callables.name_of(found).startswith("local:") and set(callables.local()) >= {"a", "b"} and loads == ["a", "b"]
+    assert found is not None and found() == "local:a" and callables.find("local:a") is found and loads == ["local:a"]
+    assert callables.name_of(found).startswith("local:") and loads == ["local:a"]
+    assert set(callables.local()) >= {"local:a", "local:b"} and loads == ["local:a", "local:b"]
 
 
 def test_what_numba_compiles_does_the_same_in_plain_numpy() -> None:

@@ -211,7 +211,7 @@ class BatchedPolicy(NetworkPolicy):
         }
         self._states = {name: torch.zeros(total + 1, *c.shape, device=device) for name, c in state.items()}
         self.graphs: GraphedForward | None = None
-        if self.graph and device != "cpu":
+        if self.graph and str(device).startswith("cuda"):
             self.use_graphs()
 
     def use_graphs(self) -> None:

@@ -13,7 +13,6 @@ prioritized replay (Schaul et al. 2016)     the store's selector                
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numba
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -22,6 +21,7 @@ from torch.nn import functional as F
 
 from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above
+from veldt.compiled import njit
 from veldt.errors import UserError
 from veldt.nets.networks import QHead, QNetwork
 from veldt.nets.torsos import torso_for, user_network
@@ -85,7 +85,7 @@ def epsilon_greedy(q: Array, explore: Array, rng: Random) -> Tree:
     return dict(zip(("action", "q", "v"), _epsilon_greedy(values, rng.random((len(q), 2)), amounts), strict=True))
 
 
-@numba.njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])", cache=True)
+@njit("Tuple((i8[::1], f4[::1], f4[::1]))(f4[:,::1], f8[:,::1], f8[::1])")
 def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
     n, actions = q.shape
     action, q_taken, v = np.empty(n, np.int64), np.empty(n, np.float32), np.empty(n, np.float32)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from veldt.errors import UserError
 from veldt.experiment.run import Run, check_video, record_video
 
 
@@ -19,7 +18,8 @@ class Eval:
     run: tyro.conf.Positional[Path]
     """The run's directory."""
     env: str = ""
-    """Another environment with the same observations and actions (default: the run's)."""
+    """Another environment with the same observations and actions (default: the run's): a Gymnasium id, module:callable or
+    path/file.py:callable."""
     episodes: int = 20
     """Number of episodes."""
     seed: int = 0
@@ -37,8 +37,6 @@ class Eval:
 def run(argv: list[str]) -> int:
     args = tyro.cli(Eval, args=argv, prog="veldt eval", description=__doc__)
     if args.video is not None:
-        if args.env:
-            raise UserError("--video shows the run's own environment; leave out --env.")
         check_video(args.video)
     result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env)
     print(
@@ -52,7 +50,7 @@ def run(argv: list[str]) -> int:
             "zeros for such observations, and returns are the sums of the finite rewards"
         )
     if args.video is not None:
-        frames = record_video(Run(args.run, args.trust), args.video, args.seed, epsilon=args.epsilon)
+        frames = record_video(Run(args.run, args.trust), args.video, args.seed, epsilon=args.epsilon, env=args.env)
         print(f"{args.video}: {frames} frames")
     if args.json:
         numbers = {"mean_return": result.mean_return, "returns": result.returns, "mean_length": result.mean_length}

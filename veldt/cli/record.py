@@ -23,7 +23,7 @@ from veldt import bounds, callables
 from veldt.acting.actor import Policy
 from veldt.bounds import above, at_least
 from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
-from veldt.envs import Envs, is_atari, make_env
+from veldt.envs import Envs, is_atari
 from veldt.errors import UserError
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
@@ -35,11 +35,11 @@ from veldt.watching.view import PLAIN_EVERY
 @dataclass(frozen=True)
 class Record:
     policy: str
-    """An expert as module:callable, or the directory of a run, whose last weights play greedily."""
+    """An expert as module:callable or path/file.py:callable; or the directory of a run, whose last weights act greedily."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The directory to create."""
     env: str = ""
-    """A Gymnasium id, or module:callable (default: that of the run)."""
+    """A Gymnasium id, module:callable or path/file.py:callable (default: that of the run)."""
     episodes: Annotated[int, above(0)] = 20
     """Number of episodes to record."""
     seed: Annotated[int, at_least(0)] = 0
@@ -97,22 +97,23 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
     if not args.env:
         raise UserError("Give the environment to play, for example --env CartPole-v1")
     _check_protocol(args.env, args.protocol)
-    envs, game = make_played(args.env, args.protocol)
+    envs, game = make_played(callables.absolute(args.env), args.protocol)
     return envs, Scripted(make, game, envs.spec, args.policy)
 
 
 def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
-    config = Run(path).config
+    run = Run(path, args.trust)
+    config = run.config
     env = args.env or config.env
     protocol = args.protocol or (config.protocol if is_atari(env) else "")
     _check_protocol(env, protocol)
-    policy = Run(path, args.trust).policy(args.epsilon)
-    policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
-    envs = make_env(env, 1, protocol=protocol, clip=config.clip_observations)
-    theirs, ours = policy.env, envs.spec
-    if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):
+    envs = run.envs(1, env=args.env, protocol=protocol)
+    try:
+        policy = run.policy(args.epsilon, envs.spec)
+    except UserError:
         envs.close()
-        raise UserError(f"{path} was trained on {config.env}, whose observations or actions differ from those of {env}.")
+        raise
+    policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
     return envs, policy
 
 

@@ -1,10 +1,10 @@
 """A run directory: whose it is, and its config.yaml. (Checkpoints are in `experiment.checkpoint`.)"""
 
-import fcntl
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,18 +12,21 @@ from typing import Any, TextIO
 import yaml
 
 from veldt import bounds
-from veldt.callables import is_code
+from veldt.callables import is_code, is_unstable
 from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
+from veldt.files import locked
 from veldt.foreign import plain, read_text, regular
 
 log = logging.getLogger("veldt")
 
 _locks: set[TextIO] = set()  # held by this process, and by none that it forks
-os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
+CODE = ("env", "algorithm.network_from")  # settings that may name code
 MAY_CHANGE = {  # on resume
     "steps",
     "queue",
@@ -53,7 +56,8 @@ MAY_CHANGE = {  # on resume
 
 
 def default_directory(config: Config) -> Path:
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.env)
+    env = config.env.rpartition(":")[2] if is_unstable(config.env) else config.env
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
     stem = f"{config.recipe}-{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / stem, 1
     while path.exists():
@@ -118,12 +122,17 @@ def require_trust(path: Path | str, config: Config, trust: bool, given: Containe
         raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author.")
 
 
-def check_same(path: Path, config: Config, may_differ: set[str], advice: str) -> None:
-    """Raises a UserError if the directory holds a run of another config."""
+def check_same(path: Path, config: Config, may_differ: Collection[str], advice: str) -> None:
+    """Raises a UserError if the directory holds a run of another config.
+
+    The same class of a script or a notebook may have another name: what it makes is compared when the run is restored.
+    """
     file = path / "config.yaml"
     theirs, ours = flat(load_config(file)) if file.exists() else {}, flat(config)
     for name in ours:
         if theirs and theirs.get(name) != ours[name] and name not in may_differ:
+            if name in CODE and any(is_unstable(str(x)) for x in (theirs.get(name), ours[name])):
+                continue
             there = f"{name} is {theirs.get(name)} there and {ours[name]} here"
             raise UserError(f"{path} was started with a different config: {there}; {advice}.")
 
@@ -137,9 +146,9 @@ def exclusive(directory: Path, flag: str = "--run") -> Iterator[None]:
         file = open(directory / ".lock", "a+", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise UserError(f"{directory} cannot be written ({error.strerror}); choose another {flag}.") from None
-    with file:
+    with file, contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(file))
         except OSError:
             file.seek(0)
             raise UserError(

@@ -16,15 +16,15 @@ from veldt.demos.set import Demos
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
+from veldt.experiment.env_names import shown
 from veldt.learning.activations import activation_bytes
-from veldt.machine import available_memory, find_device, format_bytes, used_memory
+from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
 from veldt.program import Program
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.runtime import Inline, Runtime
 from veldt.runtime.local import zygote
-from veldt.runtime.local.local import Local
 from veldt.runtime.local.plan import STREAM_BYTES, GateSettings
 from veldt.storing.slots import Size
 from veldt.topologies import make_program
@@ -56,6 +56,8 @@ class Prepared:
 
 def prepare(config: Config) -> Prepared:
     """Raises a UserError for all that cannot work on this machine, in this environment."""
+    if config.runtime == "local" and not runs_processes():
+        raise UserError("The local runtime needs Linux on x86-64 or aarch64; --runtime inline works everywhere.")
     check_device(config.device)
     check_device(config.central.device or config.device)
     check_device(config.store.device)
@@ -84,8 +86,10 @@ def check_device(name: str) -> None:
         device = torch.device(find_device(name))
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"There is no device {name!r}; use cpu, cuda or auto.")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"There is no device {name!r}; use cpu, cuda, mps or auto.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"This machine or this build of torch has no {name}; use --device cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"No CUDA device is available here as {name!r}; use --device cpu.")
 
@@ -160,6 +164,8 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
         say(f"actors may join: veldt actor --connect {where} --token-file {file}{tls}")
         token = make_token(file)
     gate = make_gate(config, token) if settings.listen or config.transport == "grpc" else None
+    from veldt.runtime.local.local import Local  # which only Linux can import
+
     return Local(path, config.step_timeout, LIVES * number, config.queue, gate, config.restart, config.memory)
 
 
@@ -182,7 +188,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     stacking = f"; stacks {history} of {', '.join(keys)}" if history > 1 else ""
     network = type(getattr(net, "torso", net)).__name__
     lines = [
-        f"{config.recipe} on {config.env}: {seen}; actions {env.action_space}",
+        f"{config.recipe} on {shown(config.env)}: {seen}; actions {env.action_space}",
         f"network: {network}, {prepared.parameters:,} parameters on {_device(config)}{stacking}",
         f"algorithm: {_settings(config.algorithm)}",
     ]
@@ -195,6 +201,8 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     on_gpu = is_cuda(config.learner_device)
     gpu = f"; activations of about {format_bytes(prepared.activations)} on the GPU" if on_gpu else ""
     actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
+    if config.topology != "single" and not runs_processes():
+        lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [
         *lines,
         f"acting: {actors} environments{_inference(config)}, {config.actor}; "

@@ -29,7 +29,7 @@ from veldt.experiment.config import (
 )
 from veldt.experiment.settings import override
 from veldt.learning.learner import LearnerConfig
-from veldt.machine import core_count, find_device
+from veldt.machine import core_count, find_device, runs_processes
 
 PRIORITIZED = StoreConfig(slack=0.05, selector="prioritized")
 SEQUENCES = replace(PRIORITIZED, alpha=0.9, beta=0.6)
@@ -50,7 +50,14 @@ def usual_steps(env: str) -> int:
 def distributed(recipe: str, topology: str, env: str) -> Config:
     """Two actors in processes of their own."""
     evaluation = EvalConfig(episodes=20, max_length=10_000)
-    return Config(recipe=recipe, topology=topology, env=env, actors=2, runtime="local", eval=evaluation)
+    return Config(
+        recipe=recipe,
+        topology=topology,
+        env=env,
+        actors=2,
+        runtime="local" if runs_processes() else "inline",
+        eval=evaluation,
+    )
 
 
 def atari(config: Config, protocol: str, epsilon: float) -> Config:

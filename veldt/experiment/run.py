@@ -20,12 +20,13 @@ from veldt.acting.actor import Evaluation, evaluate
 from veldt.acting.policy import LocalPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.counters import Counters
-from veldt.envs import EnvLike, Envs, make_env
+from veldt.envs import EnvLike, Envs
 from veldt.errors import UserError
-from veldt.experiment import recipes
+from veldt.experiment import recipes, saved_spec
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import default_directory, load_config, require_trust
+from veldt.experiment.directory import MAY_CHANGE, default_directory, load_config, require_trust
+from veldt.experiment.env_names import name_of, with_env
 from veldt.experiment.session import Session
 from veldt.experiment.settings import check, override, refuse_without_effect
 from veldt.learning import params
@@ -38,11 +39,17 @@ from veldt.watching.sinks import Point, evaluations, read_metrics
 SMALLEST = 160  # pixels of a video; smaller frames are enlarged
 
 
-class Run:
-    """A run directory. `trust`: its config may name code (env, algorithm.network_from), which is imported and called."""
+Network = Callable[[EnvSpec], torch.nn.Module]
 
-    def __init__(self, path: str | Path, trust: bool = False) -> None:
-        self.path, self.trust = Path(path), trust
+
+class Run:
+    """A run directory. `trust`: its config may name code (env, algorithm.network_from), which is imported and called.
+
+    `network` is the function that made the network, where the config's name for it is unknown: after a notebook restarted.
+    """
+
+    def __init__(self, path: str | Path, trust: bool = False, network: Network | None = None) -> None:
+        self.path, self.trust, self.network = Path(path), trust, network
 
     @property
     def config(self) -> Config:
@@ -62,19 +69,29 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep, self.config.checkpoint.store)
 
-    def policy(self, epsilon: float | None = None) -> LocalPolicy:
-        """The greedy policy of the last weights; its fraction of random actions is eval.epsilon unless another is given."""
-        config, weights = self._code_config(), self.checkpoints().weights()
+    def policy(self, epsilon: float | None = None, env: EnvLike | EnvSpec | None = None) -> LocalPolicy:
+        """The greedy policy of the last weights; its fraction of random actions is eval.epsilon unless another is given.
+
+        It needs no environment; an `env` that is given is compared with the one that the run was trained on.
+        """
+        saved, other = saved_spec.read(self.path), env if isinstance(env, EnvSpec) else None
+        if env and not isinstance(env, EnvSpec):
+            other = self._code_config(env).env_spec()
+        config, weights = self._code_config(needs_env=saved is None and other is None), self.checkpoints().weights()
         if weights is None:
             raise UserError(f"{self.path} has no checkpoint yet; train it first.")
-        env = config.env_spec()
+        spec = saved or other or config.env_spec()
+        saved_spec.check_fits(spec, other or spec, self.path)
         epsilon = config.eval.epsilon if epsilon is None else epsilon
-        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
+        policy = LocalPolicy(config.algorithm, spec, LatestParams(), Counters(), epsilon, seed=0)
         params.restore(policy.net, weights)
         return policy
 
-    def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
-        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind.
+    def evaluate(
+        self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: EnvLike | None = None
+    ) -> Evaluation:
+        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind, or
+        the run's own where its name is unknown: after a notebook restarted.
 
         `bad_episodes` counts those with observations or rewards that were not finite.
         """
@@ -82,22 +99,28 @@ class Run:
         check_value("seed", seed, at_least(0))
         if epsilon is not None:
             check_value("epsilon", epsilon, between(0, 1))
-        config = self._code_config()
-        clip, n = config.clip_observations, min(episodes, 20)
-        with closing(make_env(env or config.env, n, protocol=config.protocol, clip=clip)) as envs:
-            theirs, own = envs.spec, config.env_spec() if env else envs.spec
-            if own.observation != theirs.observation or own.action_space != theirs.action_space:
-                raise UserError(
-                    f"The observations or actions of {theirs.name} differ from those of {own.name}, the run's environment."
-                )
-            found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), config.eval.max_length)
+        config = self._code_config(env)
+        with closing(config.envs(min(episodes, 20))) as envs:
+            found = evaluate(
+                envs, self.policy(epsilon, envs.spec), episodes, derive(seed, "evaluation"), config.eval.max_length
+            )
         assert found is not None
         return found
 
-    def _code_config(self) -> Config:
-        """The config, if the code that it names may be used."""
-        config = self.config
-        require_trust(self.path, config, self.trust, given=("gate.listen", "log.wandb"))  # which only training does
+    def envs(self, n: int = 1, render: bool = False, env: EnvLike | None = None, protocol: str = "") -> Envs:
+        """The run's environments, or others of the same kind."""
+        config = self._code_config(env)
+        return dataclasses.replace(config, protocol=protocol or config.protocol).envs(n, render)
+
+    def _code_config(self, env: EnvLike | None = None, needs_env: bool = True) -> Config:
+        """The config, with what was given in place of what it names, if the code that it names may be used."""
+        config, given = with_env(self.config, env), ["gate.listen", "log.wandb"]  # which only training does
+        if env or not needs_env:
+            given.append("env")
+        if self.network is not None:
+            config = override(config, {"algorithm.network_from": callables.name_of(self.network)})
+            given.append("algorithm.network_from")
+        require_trust(self.path, config, self.trust, given)
         return config
 
     def weights_hash(self) -> str:
@@ -114,7 +137,7 @@ def train(
     recipe: str | Config,
     env: EnvLike | None = None,
     run: str | Path | None = None,
-    network: Callable[[EnvSpec], torch.nn.Module] | None = None,
+    network: Network | None = None,
     quiet: bool = False,
     **overrides: Any,
 ) -> Run:
@@ -122,16 +145,13 @@ def train(
 
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
     """
-    if env is not None and not isinstance(env, str) and not callable(env):
-        raise UserError(
-            f"env must be a name or a function that makes an environment, not a {type(env).__name__}; for example "
-            "env=lambda: gym.make('CartPole-v1')."
-        )
+    callables.starts_run()
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
-    name = callables.name_of(env) if callable(env) else env
-    base = recipe if isinstance(recipe, Config) else recipes.make(recipe, name or "CartPole-v1")
-    config = override(base, overrides | ({"env": name} if name else {}))
+    usual = recipe.env if isinstance(recipe, Config) else "CartPole-v1"
+    name = name_of(usual if env is None else env)
+    base = recipe if isinstance(recipe, Config) else recipes.make(recipe, name)
+    config = override(base, overrides | {"env": name})
     if config.demos:  # absolute: the run may be resumed from another directory
         config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))
     check(config)
@@ -141,13 +161,28 @@ def train(
     return Run(path, trust=True)  # the caller named what it imports
 
 
-def resume(run: str | Path, quiet: bool = False, trust: bool = False, **overrides: Any) -> Run:
-    """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`)."""
-    done = Run(run, trust)
-    config = override(done.config, overrides)
-    require_trust(done.path, config, trust, given=overrides)
+def resume(
+    run: str | Path,
+    quiet: bool = False,
+    trust: bool = False,
+    env: EnvLike | None = None,
+    network: Network | None = None,
+    **overrides: Any,
+) -> Run:
+    """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`).
+
+    `env` is another environment of the same kind, or the run's own where its name is unknown: after a notebook restarted.
+    So is `network`.
+    """
+    callables.starts_run()
+    done = Run(run, trust, network)
+    given: dict[str, Any] = {"env": name_of(env)} if env else {}
+    if network is not None:
+        given["algorithm.network_from"] = callables.name_of(network)
+    config = override(done.config, overrides | given)
+    require_trust(done.path, config, trust, given=overrides | given)
     check(config)
-    Session(config, done.path, quiet).run()
+    Session(config, done.path, quiet, MAY_CHANGE | given.keys()).run()
     return done
 
 
@@ -160,13 +195,20 @@ def check_video(path: Path) -> None:
         raise UserError(f"{path} cannot be written.")
 
 
-def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, epsilon: float | None = None) -> int:
-    """Records one greedy episode and returns its number of frames; `epsilon` as in `Run.policy`."""
+def record_video(
+    run: Run,
+    path: Path,
+    seed: int = 0,
+    max_frames: int = 5_000,
+    epsilon: float | None = None,
+    env: EnvLike | None = None,
+) -> int:
+    """Records one greedy episode and returns its number of frames; `epsilon` and `env` as in `Run.evaluate`."""
     check_video(path)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a display
-    policy = run.policy(epsilon)
     frames: list[Array] = []
-    with closing(run.config.envs(1, render=True)) as envs:
+    with closing(run.envs(1, render=True, env=env)) as envs:
+        policy = run.policy(epsilon, envs.spec)
         fps = int(envs.env.metadata.get("render_fps") or 30)
         record = envs.reset(derive(seed, "evaluation"))
         while len(frames) < max_frames:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import yaml
 
 from veldt import metrics
 from veldt.errors import UserError
+from veldt.experiment import saved_spec
 from veldt.experiment.checkpoint import Checkpoint, Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive
+from veldt.experiment.directory import MAY_CHANGE, check_same, exclusive
+from veldt.experiment.env_names import command
 from veldt.experiment.observations import BadObservations, bad_fraction
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
 from veldt.experiment.settings import as_plain
@@ -52,8 +54,8 @@ class Overdue(BaseException):
 
 
 class Session:
-    def __init__(self, config: Config, path: Path, quiet: bool) -> None:
-        self.config, self.path, self.quiet = config, path, quiet
+    def __init__(self, config: Config, path: Path, quiet: bool, may_change: Collection[str] = MAY_CHANGE) -> None:
+        self.config, self.path, self.quiet, self.may_change = config, path, quiet, may_change
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # while they run
         self.begun = self.training = False
@@ -62,7 +64,7 @@ class Session:
     def run(self) -> None:
         config, prepared = self.config, prepare(self.config)
         torch.set_num_threads(config.threads)
-        check_same(self.path, config, MAY_CHANGE, "choose another --run, or give the settings it was started with")
+        check_same(self.path, config, self.may_change, "choose another --run, or give the settings it was started with")
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep, config.checkpoint.store)
             checkpoints.clean()
@@ -79,8 +81,11 @@ class Session:
 
     def _start(self, prepared: Prepared, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:
         config, number = self.config, checkpoint.number if checkpoint else 0
+        if checkpoint is not None and (saved := saved_spec.read(self.path)):
+            saved_spec.check_fits(saved, prepared.env, self.path)
         self._introduce(prepared, checkpoint)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
+        saved_spec.write(self.path, prepared.env)
         metrics.save(prepared.declarations, self.path)
         sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
         lines = Metrics([*sinks, Wandb(self.path, as_plain(config))] if config.log.wandb else sinks)
@@ -121,8 +126,8 @@ class Session:
             self.progress.log(nodes)
         self.updates = nodes.count("learner_steps")
 
-    def _command(self, name: str) -> str:
-        return f"veldt {name} {self.path}{' --trust' if asks(self.config) else ''}"
+    def _command(self, name: str, **changes: Any) -> str:
+        return command(name, self.path, self.config, **changes)
 
     def finished(self, nodes: Nodes) -> bool:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
@@ -185,14 +190,13 @@ class Session:
         if self.interrupted:
             say(f"Stopped at {self.saving.saved_at:,} env steps. Continue with: {self._command('resume')}")
         elif resumed_from and self.saving.number == resumed_from:
-            more = f"{self._command('resume')} --steps {2 * self.config.steps}"
+            more = self._command("resume", steps=2 * self.config.steps)
             say(f"This run was finished before. Evaluate with: {self._command('eval')}; continue with: {more}")
         elif not self.updates and "learner" in prepared.program.nodes:
             sentence = f"The run ended without an update: {why_no_update(self.config, self.progress.latest)}."
             log.info(sentence)
-            say(
-                f"{sentence} Nothing was learned. Continue with: {self._command('resume')} --steps {10 * self.config.steps}"
-            )
+            more = self._command("resume", steps=10 * self.config.steps)
+            say(f"{sentence} Nothing was learned. Continue with: {more}")
         else:
             if self.progress.standstill.seconds:
                 say(self.progress.standstill.sentence(self.saving.saved_at))

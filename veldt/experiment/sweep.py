@@ -39,6 +39,7 @@ from typing import Any
 
 import yaml
 
+from veldt import callables
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
@@ -217,7 +218,7 @@ def _setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
     for key in ("recipe", "env"):
         if key not in values:
             raise UserError(f"{name or 'It'}: there is no {key}; set {key}: ... for this setting or for all.")
-    recipe, env = str(values.pop("recipe")), str(values.pop("env"))
+    recipe, env = str(values.pop("recipe")), callables.absolute(str(values.pop("env")))
     try:
         config = recipes.make(recipe, env, **values)
         check(config)

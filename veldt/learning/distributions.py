@@ -9,13 +9,13 @@ kl(parameters, other) = KL(parameters || other) are [...].
 import math
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
+from veldt.compiled import njit
 from veldt.errors import UserError
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
@@ -71,7 +71,7 @@ class Categories:
         return flat + self._first[flat.device]
 
 
-@numba.njit("i8[:,::1](f4[:,::1], f8[:,::1], f8[:], i8[::1])", cache=True)
+@njit("i8[:,::1](f4[:,::1], f8[:,::1], f8[:], i8[::1])")
 def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
     """Choices [n, k] by inversion, from log probabilities and 1 + k random numbers each."""
     n, k = len(log_p), len(edges) - 1

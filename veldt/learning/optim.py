@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from veldt.compiled import njit
 from veldt.learning.params import flatten, flatten_gradients, group_slice, under
 from veldt.records.tree import Array
 
@@ -58,7 +58,8 @@ class Adam(Optimizer):
         super().__init__(weights, gradient, mean=0.0, square=0.0)
         self.eps, self.betas = eps, betas
         self.steps = 0  # on a CPU
-        self.count = gradient.new_zeros((), dtype=torch.float64)  # steps on a device, which has to know them
+        # Steps on a device, which has to know them. Apple's GPU has no float64.
+        self.count = gradient.new_zeros((), dtype=torch.float32 if gradient.device.type == "mps" else torch.float64)
 
     def step_on_cpu(self, lr: float) -> None:
         b1, b2 = self.betas
@@ -133,7 +134,7 @@ class SGD(Optimizer):
         self.weights.sub_(self.gradient * (lr * fine))
 
 
-@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", cache=True, error_model="numpy")
+@njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", error_model="numpy")
 def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, size: Any, eps: Any) -> None:
     for i in range(len(g)):
         m[i] += c1 * (g[i] - m[i])
@@ -141,7 +142,7 @@ def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, siz
         w[i] -= size * m[i] / (np.sqrt(s[i]) + eps)
 
 
-@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, b1)", cache=True, error_model="numpy")
+@njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, b1)", error_model="numpy")
 def _rmsprop(w: Array, g: Array, m: Array, s: Array, c: Any, lr: Any, eps: Any, centered: bool) -> None:
     for i in range(len(g)):
         if centered:  # otherwise the mean stays 0

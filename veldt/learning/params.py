@@ -47,8 +47,8 @@ class Publisher:
         self.params, self.vector, self.lag = params, vector, lag
         self.published = 0  # publications
         self._delayed: deque[Weights] = deque()
-        # A GPU copies to pinned memory, which is reused.
-        self._host = torch.empty(vector.shape, pin_memory=True) if vector.is_cuda else None
+        # A GPU copies to the host; CUDA to pinned memory, which is reused.
+        self._host = None if vector.is_cpu else torch.empty(vector.shape, pin_memory=vector.is_cuda)
         self._begun: tuple[int, int] | None = None  # version and env steps of what `begin` copies
         self._snapshot = torch.empty_like(vector) if vector.is_cuda else vector
         self._stream = torch.cuda.Stream(vector.device) if vector.is_cuda else None  # type: ignore[no-untyped-call]

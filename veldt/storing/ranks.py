@@ -1,8 +1,8 @@
 """The rank-based variant of prioritized replay (Schaul et al. 2016, section 3.3 and appendix B.2.1), and its heap."""
 
-import numba
 import numpy as np
 
+from veldt.compiled import njit
 from veldt.records.tree import Array
 from veldt.storing.selectors import Prioritized, all_valid
 from veldt.storing.slots import BlockMemory, PrivateMemory
@@ -82,7 +82,7 @@ class RankHeap:
         self.place[order] = np.arange(len(order))
 
 
-@numba.njit("void(i4[::1], i4[::1], f8[::1], i8, i8, i8)", cache=True)
+@njit("void(i4[::1], i4[::1], f8[::1], i8, i8, i8)")
 def _sift(heap: Array, place: Array, keys: Array, leaf: int, at: int, count: int) -> None:
     """Puts a leaf into the free place `at`, or above or below it, where its key belongs."""
     key = keys[leaf]
@@ -103,7 +103,7 @@ def _sift(heap: Array, place: Array, keys: Array, leaf: int, at: int, count: int
     place[leaf] = at
 
 
-@numba.njit("b1(i4[::1], i4[::1], f8[::1], i8[::1], i8[::1], f8[::1])", cache=True)
+@njit("b1(i4[::1], i4[::1], f8[::1], i8[::1], i8[::1], f8[::1])")
 def _set(heap: Array, place: Array, keys: Array, count: Array, index: Array, new: Array) -> bool:
     """False: a key is bad, and nothing was changed."""
     if not all_valid(new):

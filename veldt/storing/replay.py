@@ -3,9 +3,9 @@
 import hashlib
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 
+from veldt.compiled import njit
 from veldt.errors import UserError
 from veldt.metrics import DEMOS, STORE
 from veldt.ports import Source
@@ -236,7 +236,7 @@ def _digest(store: Replay) -> str:
     return digest.hexdigest()
 
 
-@numba.njit("Tuple((i8[::1], f8[::1], b1))(i8[::1], f8[::1], b1[::1], i8, i8)", cache=True)
+@njit("Tuple((i8[::1], f8[::1], b1))(i8[::1], f8[::1], b1[::1], i8, i8)")
 def _alive(keys: Array, priorities: Array, items: Array, oldest: int, stop: int) -> Any:
     """The leaves of the keys that are still in the store, their priorities, and whether the store has given out all keys.
 

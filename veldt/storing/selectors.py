@@ -7,9 +7,9 @@ the largest so far are what a checkpoint saves.
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 
+from veldt.compiled import njit
 from veldt.records.tree import Array
 from veldt.storing.slots import BlockMemory, PrivateMemory
 
@@ -126,7 +126,7 @@ def check_priorities(priorities: Array) -> Array:
     return priorities
 
 
-@numba.njit("b1(f8[::1])", cache=True)
+@njit("b1(f8[::1])")
 def all_valid(x: Array) -> bool:
     well = True
     for i in range(len(x)):
@@ -180,7 +180,7 @@ class SumTree:
         _rebuild(self.nodes, self.levels)
 
 
-@numba.njit("f8(f8[::1], u8)", cache=True, inline="always")
+@njit("f8(f8[::1], u8)", inline="always")
 def _sum(nodes: Array, at: np.uint64) -> Any:
     """The sum of eight nodes, always in the same order. (Unsigned indices spare numba the test for negative ones.)"""
     one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
@@ -189,7 +189,7 @@ def _sum(nodes: Array, at: np.uint64) -> Any:
     return left + ((nodes[at] + nodes[at + one]) + (nodes[at + two] + nodes[at + three]))
 
 
-@numba.njit("b1(f8[::1], i8[::1], i8[::1], f8[::1])", cache=True)
+@njit("b1(f8[::1], i8[::1], i8[::1], f8[::1])")
 def _set(nodes: Array, levels: Array, index: Array, mass: Array) -> bool:
     """Level by level, every parent once as long as the indices ascend. False: a mass is bad, and nothing was changed."""
     if not all_valid(mass):
@@ -214,14 +214,14 @@ def _set(nodes: Array, levels: Array, index: Array, mass: Array) -> bool:
     return True
 
 
-@numba.njit("void(f8[::1], i8[::1])", cache=True)
+@njit("void(f8[::1], i8[::1])")
 def _rebuild(nodes: Array, levels: Array) -> None:
     for level in range(1, len(levels) - 1):
         for parent in range((levels[level] - levels[level - 1]) // FAN):
             nodes[levels[level] + parent] = _sum(nodes, np.uint64(levels[level - 1] + FAN * parent))
 
 
-@numba.njit("Tuple((i8[::1], f8[::1]))(f8[::1], i8[::1], f8[::1])", cache=True)
+@njit("Tuple((i8[::1], f8[::1]))(f8[::1], i8[::1], f8[::1])")
 def _draw(nodes: Array, levels: Array, points: Array) -> Any:
     """From the top level down, all points together: they do not depend on one another, so the processor overlaps them."""
     top = len(levels) - 2

@@ -3,16 +3,16 @@
 import ctypes
 import functools
 import math
-import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from veldt.compiled import njit
+from veldt.machine import core_count
 from veldt.records.block import Schema
 from veldt.records.step import is_observation
 from veldt.records.tree import PACKED, Array, Tree
@@ -38,7 +38,7 @@ def copy_windows(source: Array, first: Array, out: Array, blank: Array | None = 
 
 
 LARGE = 1 << 24  # bytes; smaller copies use one thread
-THREADS = max(1, min(4, len(os.sched_getaffinity(0)) // 4))  # one core alone does not reach the memory's bandwidth
+THREADS = max(1, min(4, core_count() // 4))  # one core alone does not reach the memory's bandwidth
 
 
 @functools.cache
@@ -46,9 +46,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, "copy")
 
 
-@numba.njit(
+@njit(
     ["void(u8[::1], i8, i8[::1], u8[:,::1], i8[::1])", "void(u1[::1], i8, i8[::1], u1[:,::1], i8[::1])"],
-    cache=True,
     nogil=True,
 )
 def _copy_windows(rows: Array, width: int, first: Array, out: Array, blank: Array) -> None:
@@ -63,7 +62,7 @@ def _copy_windows(rows: Array, width: int, first: Array, out: Array, blank: Arra
             target[w] = source[w]
 
 
-@numba.njit("Tuple((i8[::1], i8[::1]))(i8[::1], i8, i8, i8, i8, i8, i8)", cache=True)
+@njit("Tuple((i8[::1], i8[::1]))(i8[::1], i8, i8, i8, i8, i8, i8)")
 def locate(leaves: Array, starts: int, rows: int, stride: int, oldest: int, oldest_leaf: int, count: int) -> Any:
     """The first row of each leaf's window, and its key: serial * starts + offset."""
     first, keys = np.empty(len(leaves), np.int64), np.empty(len(leaves), np.int64)
@@ -75,7 +74,7 @@ def locate(leaves: Array, starts: int, rows: int, stride: int, oldest: int, olde
     return first, keys
 
 
-@numba.njit("i8[::1](b1[:,:], b1[:,:], i8)", cache=True)
+@njit("i8[::1](b1[:,:], b1[:,:], i8)")
 def earlier_rows(first: Array, valid: Array, at: int) -> Array:
     """How many rows of each window [n, T] lie before the episode of its row `at`, or before a row that is not valid."""
     out = np.zeros(len(first), np.int64)

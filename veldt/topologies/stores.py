@@ -87,7 +87,7 @@ def make_mixture(
 
 def store_device(config: Any, nbytes: int) -> str:
     """The GPU on which samples are gathered; empty: in RAM. Called in the learner's process, whose GPU it asks."""
-    if config.store.device == "cpu" or config.learner_device == "cpu":
+    if config.store.device == "cpu" or not config.learner_device.startswith("cuda"):
         return ""
     if config.store.device != "auto":
         return str(config.store.device)

@@ -212,6 +212,8 @@ def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = Non
     for group in groups.values():  # a process is named after its first worker
         processes[next((name for name in group if nodes[name].is_worker), group[0])] = group
     channels = _channels(nodes, processes, shared)
+    for module in callables.files():  # another process cannot import what these define
+        cloudpickle.register_pickle_by_value(module)
     plan = Plan(
         nodes,
         processes,
@@ -222,7 +224,7 @@ def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = Non
         queue=queue,
         light=[name for name, group in processes.items() if all(nodes[node].light for node in group)],
         functions=portable(callables.local()),
-        envs=_registered(),
+        envs=registered(),
     )
     return plan if gate is None else _with_gate(plan, gate, socket)
 
@@ -303,7 +305,7 @@ def portable(functions: dict[str, Callable[..., Any]]) -> dict[str, bytes]:
     return out
 
 
-def _registered() -> dict[str, Any]:
+def registered() -> dict[str, Any]:
     """The Gymnasium ids that the user's script or its imports registered, which a new process would lack."""
     found = {}
     for name, entry in gym.registry.items():

@@ -45,7 +45,10 @@ START_S = 120.0  # to import everything; the first time ever, numba compiles
 ASK_S = 1.0  # between two questions whether a zygote is there
 WIPE_S = 3.0  # for a keeper to kill all that is left
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-END = signal.SIGRTMIN  # asks a keeper to end, with all below it; also sent by the kernel when the supervisor dies
+END = getattr(
+    signal, "SIGRTMIN", 0
+)  # asks a keeper to end, with all below it; also sent by the kernel when the supervisor dies
+KILL = getattr(signal, "SIGKILL", 0)
 NAMES = {False: "zygote", True: "light zygote"}
 
 
@@ -180,8 +183,11 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this signal when the parent dies. `parent` is the expected pid: it may be dead already."""
+def die_with_parent(parent: int, number: int = KILL) -> None:
+    """Makes the kernel send this signal when the parent dies. `parent` is the expected pid: it may be dead already. Only
+    Linux can."""
+    if sys.platform != "linux":
+        return
     _prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)

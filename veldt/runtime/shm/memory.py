@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import platform
+import sys
 import zlib
 from collections.abc import Iterator
 from ctypes import c_int, c_long, c_void_p
@@ -27,10 +28,12 @@ SPARE = LARGE  # bytes that stay free beside what is allocated while a run goes 
 # On x86-64 stores become visible in program order. Elsewhere, and with VELDT_DEBUG=1, messages carry checksums.
 CHECKED = platform.machine() not in ("x86_64", "AMD64") or os.environ.get("VELDT_DEBUG", "") not in ("", "0")
 
-FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0)  # the number of the system call
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0  # of the system call
 _WAIT, _WAKE = 0, 1
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-_syscall.argtypes = [c_long, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int]
+_syscall: Any = None
+if FUTEX:
+    _syscall = ctypes.CDLL(None, use_errno=True).syscall
+    _syscall.argtypes = [c_long, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int]
 
 # Layout of a `Latest`.
 VERSION, SIZE, TAG, CHECKSUM = 0, 1, 2, 4  # words; there are two tags and two checksums, one for each slot

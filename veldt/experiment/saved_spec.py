@@ -1,0 +1,188 @@
+"""The spec of a run's environment, saved with the run as env_spec.json: its policy can act without the environment.
+
+saved_spec.write(directory, spec)
+spec = saved_spec.read(directory)      # None: an older run, which has none
+
+Whoever sends a run directory can write anything in the file. A wrong type or an impossible number is a UserError that names
+the field.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from veldt.demos.set import DTYPES
+from veldt.errors import UserError
+from veldt.files import replace_text
+from veldt.foreign import plain, read_text
+from veldt.records.step import EnvSpec, is_observation
+from veldt.records.tree import Array, ArraySpec, spec
+
+FILE = "env_spec.json"
+FORMAT, VERSION = "veldt-env-spec", 1
+LARGEST = 2**28  # bytes of a column, and elements of a space
+COLUMNS = 1_000
+LONGEST = 1_000  # characters of a name
+
+
+class Invalid(Exception):
+    """Names the field."""
+
+
+def write(directory: Path, env: EnvSpec) -> None:
+    saved = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": env.name,
+        "observation": {name: _column(column) for name, column in env.observation.items()},
+        "action": _column(env.action),
+        "action_space": _space(env.action_space),
+    }
+    replace_text(directory / FILE, json.dumps(saved, indent=1, allow_nan=False) + "\n")
+
+
+def read(directory: Path) -> EnvSpec | None:
+    """None: the run is older than this file."""
+    path = directory / FILE
+    try:
+        return _env(plain(json.loads(read_text(path))))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from None
+    except Invalid as error:
+        raise UserError(f"{path} has an invalid {error}.") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is not valid JSON.") from None
+
+
+def difference(saved: EnvSpec, other: EnvSpec) -> str:
+    """In what another environment differs from the saved one; empty: a policy for one can act in the other."""
+    for name in {**saved.observation, **other.observation}:
+        there, here = saved.observation.get(name), other.observation.get(name)
+        if there != here:
+            return f"its observation {name} is {_words(here)}, but that of the run is {_words(there)}"
+    if saved.action_space != other.action_space or saved.action != other.action:
+        return f"its actions are {other.action_space}, but those of the run are {saved.action_space}"
+    return ""
+
+
+def check_fits(saved: EnvSpec, other: EnvSpec, run: Path) -> None:
+    """Raises a UserError if a policy of the run cannot act in the other environment."""
+    if why := difference(saved, other):
+        raise UserError(f"{other.name} does not fit {run}: {why}.")
+
+
+def _words(column: ArraySpec | None) -> str:
+    return "absent" if column is None else f"{list(column.shape)} {column.dtype}"
+
+
+def _column(column: ArraySpec) -> dict[str, Any]:
+    return {"shape": list(column.shape), "dtype": column.dtype.name}
+
+
+def _space(space: spaces.Space[Any]) -> dict[str, Any]:
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": str(space.dtype), "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        arrays = {"nvec": _numbers(space.nvec), "start": _numbers(space.start)}
+        return {"type": "MultiDiscrete", "dtype": str(space.dtype), "shape": list(space.nvec.shape), **arrays}
+    assert isinstance(space, spaces.Box), space
+    arrays = {"low": _numbers(space.low), "high": _numbers(space.high)}
+    return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **arrays}
+
+
+def _numbers(x: Array) -> list[Any]:
+    """All elements, or one if they are equal. JSON has no infinity: it is a string."""
+    flat: list[Any] = x.ravel().tolist()
+    flat = flat[:1] if flat and all(each == flat[0] for each in flat) else flat
+    return [each if math.isfinite(each) else str(each) for each in flat]
+
+
+# Reading.
+
+
+def _env(saved: Any) -> EnvSpec:
+    saved = saved if isinstance(saved, dict) else {}
+    _require(saved.get("format") == FORMAT, "format")
+    _require(saved.get("version") == VERSION, f"version (this Veldt reads version {VERSION})")
+    name, observation = saved.get("name"), saved.get("observation")
+    _require(isinstance(name, str) and len(name) <= LONGEST, "name")
+    _require(isinstance(observation, dict) and 0 < len(observation) <= COLUMNS, "observation")
+    columns = {}
+    for key, column in observation.items():
+        _require(isinstance(key, str) and is_observation(key) and len(key) <= LONGEST, "observation")
+        columns[key] = _read_column(column, f"observation.{key[:100]}")
+    action, space = _read_column(saved.get("action"), "action"), _read_space(saved.get("action_space"))
+    _require(action.shape == space.shape, "action.shape")
+    return EnvSpec(name, columns, action, space)
+
+
+def _read_column(column: Any, where: str) -> ArraySpec:
+    column = column if isinstance(column, dict) else {}
+    found = spec(_read_shape(column, where), _read_dtype(column, where))
+    _require(found.nbytes <= LARGEST, f"{where}.shape")
+    return found
+
+
+def _read_shape(owner: dict[str, Any], where: str) -> tuple[int, ...]:
+    shape: Any = owner.get("shape")
+    fits = isinstance(shape, list) and len(shape) <= 8 and all(_is_integer(x, 0, LARGEST) for x in shape)
+    _require(fits and math.prod(shape) <= LARGEST, f"{where}.shape")
+    return tuple(shape)
+
+
+def _read_dtype(owner: dict[str, Any], where: str) -> Any:
+    name = owner.get("dtype")
+    _require(isinstance(name, str) and name in DTYPES, f"{where}.dtype")
+    return np.dtype(name)
+
+
+def _read_space(saved: Any) -> spaces.Space[Any]:
+    where, saved = "action_space", saved if isinstance(saved, dict) else {}
+    kind, dtype = saved.get("type"), _read_dtype(saved, where)
+    if kind == "Discrete":
+        n, start = saved.get("n"), saved.get("start")
+        _require(dtype.kind in "iu" and _is_integer(n, 1, 2**31), f"{where}.n")
+        _require(_is_integer(start, np.iinfo(dtype).min, np.iinfo(dtype).max), f"{where}.start")
+        return spaces.Discrete(n, start=start, dtype=dtype.type)
+    _require(kind in ("MultiDiscrete", "Box"), f"{where}.type")
+    shape = _read_shape(saved, where)
+    names = ("nvec", "start") if kind == "MultiDiscrete" else ("low", "high")
+    one, two = (_read_numbers(saved.get(name), shape, dtype, f"{where}.{name}") for name in names)
+    if kind == "MultiDiscrete":
+        _require(dtype.kind in "iu" and bool(((one >= 1) & (one <= 2**31)).all()), f"{where}.nvec")
+        return spaces.MultiDiscrete(one, dtype=dtype.type, start=two)
+    _require(dtype.kind in "iuf" and bool((one <= two).all()), f"{where}.high")
+    return spaces.Box(one, two, dtype=dtype.type)
+
+
+def _read_numbers(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> Array:
+    fits = isinstance(values, list) and len(values) in (math.prod(shape), min(1, math.prod(shape)))
+    if dtype.kind == "f":
+        fits = fits and all(type(x) in (int, float) or x in ("inf", "-inf") for x in values)
+        fits = fits and not any(x != x for x in values)
+    else:
+        fits = fits and dtype.kind in "iu"
+        fits = fits and all(_is_integer(x, np.iinfo(dtype).min, np.iinfo(dtype).max) for x in values)
+    _require(fits, where)
+    try:
+        found = np.array([float(x) if dtype.kind == "f" else x for x in values], np.float64 if dtype.kind == "f" else dtype)
+        with np.errstate(over="raise"):
+            found = found.astype(dtype)
+    except (OverflowError, FloatingPointError):
+        raise Invalid(where) from None
+    return np.broadcast_to(found.reshape(shape if found.size == math.prod(shape) else (1,) * len(shape)), shape).copy()
+
+
+def _is_integer(x: Any, low: float, high: float) -> bool:
+    return type(x) is int and low <= x <= high
+
+
+def _require(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise Invalid(otherwise)
