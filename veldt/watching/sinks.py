@@ -84,6 +84,7 @@ class Point(NamedTuple):
     env_steps: float
     time_s: float
     mean_return: float
+    learner_steps: float = math.nan  # NaN: unknown
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
@@ -94,7 +95,8 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
         if number(line, "eval_return") is not None:
             dated = number(line, "eval_env_steps") is not None and number(line, "eval_time_s") is not None
             steps, seconds = ("eval_env_steps", "eval_time_s") if dated else ("env_steps", "time_s")
-            points.append(Point(line[steps], line[seconds], line["eval_return"]))
+            updates = number(line, "eval_learner_steps" if dated else "learner_steps")
+            points.append(Point(line[steps], line[seconds], line["eval_return"], math.nan if updates is None else updates))
     return points
 
 
