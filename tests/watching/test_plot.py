@@ -18,7 +18,8 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.settings import as_plain
 from veldt.watching import plot
-from veldt.watching.plot import PANELS, Rates, _names, band, group, smooth, thin
+from veldt.watching.plot import band, group, smooth
+from veldt.watching.plot_rates import PANELS, Rates, _names, thin
 
 
 def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: object) -> Path:
@@ -128,8 +129,8 @@ def test_an_error_says_what_cannot_be_drawn(tmp_path: Path) -> None:
 def pictures(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
     """The axes of the image that `veldt plot` writes."""
     figures: list[Any] = []
-    save = plot._save
-    monkeypatch.setattr(plot, "_save", lambda figure, out: (figures.append(figure), save(figure, out)))
+    save = plot.save
+    monkeypatch.setattr(plot, "save", lambda figure, out: (figures.append(figure), save(figure, out)))
     assert command.run([str(x) for x in argv]) == 0
     return list(figures[0].axes)
 
@@ -224,8 +225,8 @@ def pixels(path: Path) -> tuple[int, int]:
 def drawn(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
     """The axes of the image that `veldt plot --rates` writes."""
     figures: list[Any] = []
-    save = plot._save
-    monkeypatch.setattr(plot, "_save", lambda figure, out: (figures.append(figure), save(figure, out)))
+    save = plot.save
+    monkeypatch.setattr(plot, "save", lambda figure, out: (figures.append(figure), save(figure, out)))
     assert command.run([*map(str, argv), "--rates"]) == 0
     return [axis for axis in figures[0].axes if axis.get_visible()]
 

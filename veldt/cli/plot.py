@@ -18,7 +18,8 @@ from veldt.errors import UserError
 from veldt.experiment.directory import MAY_CHANGE, load_config
 from veldt.experiment.settings import flat
 from veldt.foreign import printable
-from veldt.watching.plot import Curve, Look, Rates, check_image, draw, draw_rates, group
+from veldt.watching.plot import Curve, Look, check_image, draw, group
+from veldt.watching.plot_rates import Rates, draw_rates
 
 Read = TypeVar("Read", Curve, Rates)
 

@@ -97,7 +97,9 @@ class Run:
     def _code_config(self) -> Config:
         """The config, if the code that it names may be used."""
         config = self.config
-        require_trust(self.path, config, self.trust, given=("gate.listen", "log.wandb"))  # which only training does
+        require_trust(
+            self.path, config, self.trust, given=("gate.listen", "log.wandb", "log.mlflow")
+        )  # which only training does
         return config
 
     def weights_hash(self) -> str:

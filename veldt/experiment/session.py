@@ -21,7 +21,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive
 from veldt.experiment.observations import BadObservations, bad_fraction
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
-from veldt.experiment.settings import as_plain
+from veldt.experiment.settings import as_plain, flat
 from veldt.experiment.standstill import Standstill
 from veldt.files import replace_text
 from veldt.machine import core_count, format_bytes, process_age, used_memory
@@ -29,7 +29,9 @@ from veldt.program import BLOCK_MEMORY
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
 from veldt.watching.bottleneck import Rates, bottleneck
-from veldt.watching.sinks import JsonLines, Metrics, Sink, TensorBoard, Wandb, log_to
+from veldt.watching.events import TensorBoard
+from veldt.watching.sinks import JsonLines, Metrics, Sink, log_to
+from veldt.watching.trackers import trackers
 from veldt.watching.view import Screen
 
 log = logging.getLogger("veldt")
@@ -82,8 +84,8 @@ class Session:
         self._introduce(prepared, checkpoint)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         metrics.save(prepared.declarations, self.path)
-        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
-        lines = Metrics([*sinks, Wandb(self.path, as_plain(config))] if config.log.wandb else sinks)
+        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path, flat(config)), self.screen]
+        lines = Metrics([*sinks, *trackers(self.path, as_plain(config))])
         self.progress = Progress(prepared, lines)
         self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks)
         try:
