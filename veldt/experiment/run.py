@@ -44,6 +44,16 @@ class Run:
     def __init__(self, path: str | Path, trust: bool = False) -> None:
         self.path, self.trust = Path(path), trust
 
+    def __repr__(self) -> str:
+        try:
+            config, lines = self.config, self.metrics
+        except UserError:
+            return f"Run({str(self.path)!r}, without metrics)"
+        steps, points = lines[-1]["env_steps"] if lines else 0, evaluations(lines)
+        text = f"{config.recipe} on {config.env}, {steps:,} of {config.steps:,} env steps"
+        returned = f", greedy return {points[-1].mean_return:.1f}" if points else ""
+        return f"Run({str(self.path)!r}, {text}{returned})"
+
     @property
     def config(self) -> Config:
         if not (self.path / "config.yaml").exists():

@@ -5,6 +5,7 @@
 
 import logging
 import math
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -124,7 +125,7 @@ class Session:
         self.updates = nodes.count("learner_steps")
 
     def _command(self, name: str) -> str:
-        return f"veldt {name} {self.path}{' --trust' if asks(self.config) else ''}"
+        return f"veldt {name} {shlex.quote(str(self.path))}{' --trust' if asks(self.config) else ''}"
 
     def finished(self, nodes: Nodes) -> bool:
         return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
@@ -170,7 +171,7 @@ class Session:
     def _introduce(self, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
         config, blocks = self.config, self.config.envs_per_actor * self.config.schema(prepared.env).fresh
         for line in introduction(prepared, self.path):
-            self.screen.say(line)
+            self.screen.say(line, wrap=True)
         if config.runtime == "inline" and 0 < config.checkpoint.every < blocks:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(prepared.store.nbytes))
