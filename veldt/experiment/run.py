@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -35,7 +36,8 @@ from veldt.records.tree import Array
 from veldt.seeds import derive
 from veldt.watching.sinks import Point, evaluations, read_metrics
 
-SMALLEST = 160  # pixels of a video; smaller frames are enlarged
+SMALLEST = 320  # pixels of a video; smaller frames are enlarged
+FPS = 10  # of environments that do not say: a game on a grid can be followed at this speed
 
 
 class Run:
@@ -179,7 +181,7 @@ def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, e
     policy = run.policy(epsilon)
     frames: list[Array] = []
     with closing(run.config.envs(1, render=True)) as envs:
-        fps = int(envs.env.metadata.get("render_fps") or 30)
+        fps = int(envs.env.metadata.get("render_fps") or FPS)
         record = envs.reset(derive(seed, "evaluation"))
         while len(frames) < max_frames:
             frames.append(_frame(envs))
@@ -198,9 +200,16 @@ def _frame(envs: Envs) -> Array:
         rendered = envs.env.render()
     except NotImplementedError:
         rendered = None
+    except gym.error.DependencyNotInstalled as error:
+        why = str(error).partition(",")[0]
+        advice = "install what it needs; for many environments that is: pip install 'veldt[video]'"
+        raise UserError(f"{envs.name} cannot be rendered ({why}): {advice}.") from None
     frame = rendered[0] if isinstance(rendered, list | tuple) and rendered else rendered
     if not isinstance(frame, np.ndarray):
-        raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
+        raise UserError(
+            f"{envs.name} cannot be rendered: it has no render_mode rgb_array. Give its class an argument render_mode and "
+            "a render() that returns an image [height, width, 3]; a function that makes it has to set that mode itself."
+        )
     if frame.dtype != np.uint8:  # MinAtar renders floats from 0 to 1
         frame = (frame * (255 if frame.max() <= 1 else 1)).clip(0, 255).round().astype(np.uint8)
     larger = max(1, SMALLEST // min(frame.shape[:2]))
