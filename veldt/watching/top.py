@@ -239,25 +239,29 @@ def read_mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 def process_table(processes: list[Process], room: int, narrow: bool = False) -> Table:
     """At most `room` rows; the last one then sums up the rest. `narrow`: without numbers that are seldom needed."""
-    numbers = ("CPU", "memory", "threads", "restarts")
-    table = make_table("process", "pid", "state", *numbers, right=("pid", *numbers))
+    numbers = ("CPU", "memory") if narrow else ("CPU", "memory", "threads", "restarts")
+    others = ("state", *numbers) if narrow else ("pid", "state", *numbers)
+    table = make_table("process", *others, right=("pid", *numbers))
+
+    def add(cells: dict[str, RenderableType]) -> None:
+        table.add_row(*(cells.get(name, "") for name in ("process", *others)))
+
     shown = processes if len(processes) <= room else processes[: room - 1]
     for p in shown:
-        table.add_row(
-            Text(p.name),
-            str(p.pid or "-"),
-            Text(p.state, "red" if p.state in ("gone", "starting", "stopped", "zombie") else ""),
-            "-" if p.cpu is None else percent(p.cpu),
-            "-" if p.memory is None else format_bytes(p.memory),
-            "-" if p.threads is None else str(p.threads),
-            _restarts(p.restarts),
-        )
+        cells: dict[str, RenderableType] = {
+            "process": Text(p.name),
+            "pid": str(p.pid or "-"),
+            "state": Text(p.state, "red" if p.state in ("gone", "starting", "stopped", "zombie") else ""),
+            "CPU": "-" if p.cpu is None else percent(p.cpu),
+            "memory": "-" if p.memory is None else format_bytes(p.memory),
+            "threads": "-" if p.threads is None else str(p.threads),
+            "restarts": _restarts(p.restarts),
+        }
+        add(cells)
     rest = processes[len(shown) :]
     if rest:
         cpu, restarts = sum(p.cpu or 0.0 for p in rest), sum(p.restarts or 0.0 for p in rest)
-        table.add_row(f"{len(rest)} more", "", "", percent(cpu), "", "", _restarts(restarts))
-    if narrow:
-        table.columns = [column for column in table.columns if column.header not in ("pid", "threads", "restarts")]
+        add({"process": f"{len(rest)} more", "CPU": percent(cpu), "restarts": _restarts(restarts)})
     return table
 
 
