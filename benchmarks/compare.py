@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from veldt.watching.plot import Curve, draw
-from veldt.watching.sinks import evaluations, read_metrics
+from veldt.watching.sinks import read_metrics
 
 
 def read(path: Path) -> Curve:
-    points = evaluations(read_metrics(path / "metrics.jsonl" if path.is_dir() else path))
-    return Curve({}, *np.array(points, float).T, greedy=True)
+    return Curve.of(read_metrics(path / "metrics.jsonl" if path.is_dir() else path), path)
 
 
 def main() -> None:

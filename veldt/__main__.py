@@ -7,13 +7,14 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from veldt import __version__
 from veldt.errors import Diverged, EnvError, ProcessFailed, Untrusted, UserError, did_you_mean
 from veldt.foreign import printable, read_text
 from veldt.machine import runs_processes
-from veldt.runtime.local import zygote
+from veldt.signals import exits_at_once
 
 COMMANDS = {
     "recipes": "list the recipes that can be trained",
@@ -24,6 +25,7 @@ COMMANDS = {
     "record": "record demonstrations: veldt record --policy module:callable --env ID --episodes 20 -o demos/mine",
     "demos": "describe demonstrations: veldt demos demos/mine",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
+    "metrics": "print the metrics of a run, also as CSV: veldt metrics runs/my-run --csv",
     "top": "watch a run: veldt top runs/my-run",
     "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
     "bench": "measure this machine: veldt bench learner",
@@ -42,7 +44,13 @@ veldt COMMAND --help shows all options."""
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 success, 1 an error in Veldt or an environment, 2 a mistake of the user, 130 interrupted."""
-    argv = sys.argv[1:] if argv is None else argv
+    with exits_at_once() as imported:
+        return _run(sys.argv[1:] if argv is None else argv, imported)
+
+
+def _run(argv: list[str], imported: Callable[[], None]) -> int:
+    from veldt.runtime.local import zygote  # here: it imports NumPy
+
     # Set before torch is imported: threads that spin take cores from the environments.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -58,7 +66,10 @@ def main(argv: list[str] | None = None) -> int:
             zygote.start_early()  # its imports run in parallel with ours
             if {"seed-vtrace", "central", "--inference=central"} & set(argv):
                 zygote.start_early(light=True)
-        return int(importlib.import_module(f"veldt.cli.{argv[0]}").run(argv[1:]))
+        command = importlib.import_module(f"veldt.cli.{argv[0]}")
+        if argv[0] not in ("train", "resume"):  # a run has nothing to save either, until it handles signals itself
+            imported()
+        return int(command.run(argv[1:]))
     except (UserError, Diverged) as error:
         print(f"veldt: {printable(_sentences(error))[:LONGEST]}", file=sys.stderr)
         if isinstance(error, Untrusted):
@@ -68,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{_traceback(error)}veldt: {_sentences(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
+        if not hasattr(error, "code"):  # that of a run, which has said where it goes on
+            print("veldt: interrupted", file=sys.stderr)
         return int(getattr(error, "code", 130))
     except BrokenPipeError:  # the reader of our output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -30,6 +30,6 @@ class ProcessFailed(RuntimeError):
 
 def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """' Did you mean a, b?', or all those `listed` if no known word is close."""
-    if close := difflib.get_close_matches(word[:100], list(known), n=3, cutoff=0.5):
+    if close := difflib.get_close_matches(word[:100], list(known), n=3, cutoff=0.51):
         return f" Did you mean {', '.join(close)}?"
     return f" There are: {', '.join(listed)}." if listed else ""

@@ -131,6 +131,8 @@ LEARNER: Metrics = (
     Metric("skipped_updates", "updates", TOTAL, column=TROUBLE),
     Metric("policy_lag", "updates", column=HIDDEN),
     Metric("loss", column=HIDDEN),
+    Metric("gradient_norm", column=HIDDEN),  # before it is clipped
+    Metric("learning_rate", column=HIDDEN),
 )
 EVALUATOR: Metrics = (
     busy(column=HIDDEN),

@@ -12,6 +12,33 @@ LATE_S = 1.0  # after the signal
 
 
 @contextmanager
+def exits_at_once() -> Iterator[Callable[[], None]]:
+    """A signal ends the process with one line, while there is nothing to save. (An exception would come out of the import
+    of a C++ library, which may abort.) Yields what ends this earlier."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def end(number: int, frame: Any) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, b"veldt: interrupted\n")
+        os._exit(128 + number)  # the kernel kills our children
+
+    wanted = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+    handled = [number for number in wanted if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in handled}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+@contextmanager
 def interruptible(stop: Callable[[int], None], message: str = "", late: Callable[[], None] | None = None) -> Iterator[None]:
     """The first signal calls `stop` with its number and prints the message; a second one ends the process at once. `late`
     is called if the block has not been left LATE_S later. Both may raise.

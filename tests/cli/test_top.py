@@ -207,11 +207,11 @@ def test_a_run_that_is_killed_while_watched(trainer: Any, capsys: Captured) -> N
 
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: Captured) -> None:
-    run = tiny(tmp_path / "r", steps=3_000)  # long enough for rates
+    run = tiny(tmp_path / "a b", steps=3_000)  # long enough for rates
     for argv in ([run.path], [run.path, "--once"]):
         text = shown(capsys, *argv)
         assert "dqn on CartPole-v1" in text and "updates/s" in text
-        assert "This run has ended," in text and f"veldt eval {run.path}" in text
+        assert "This run has ended," in text and f"veldt eval '{run.path}'" in text
 
 
 def test_a_stopped_run_says_when_it_stopped_and_how_to_resume(tmp_path: Path, capsys: Captured) -> None:
@@ -442,6 +442,14 @@ def test_processes_that_do_not_fit_are_summed_up() -> None:
     assert [line[0] for line in lines] == ["process", "actor/0", "actor/1", "actor/2", "7"]
     assert lines[1][1:] == ["100", "sleeping", "50", "%", "100.0", "MB", "3", "0"]
     assert lines[-1] == ["7", "more", "350", "%", "4"]
+
+
+def test_at_40_columns_processes_have_the_numbers_that_matter() -> None:
+    console = Console(file=io.StringIO(), width=40, record=True)
+    console.print(process_table(many(2).processes, 4, narrow=True))
+    lines = console.export_text().splitlines()
+    assert lines[0].split() == ["process", "state", "CPU", "memory"] and "…" not in "".join(lines)
+    assert lines[1].split() == ["actor/0", "sleeping", "50", "%", "100.0", "MB"]
 
 
 def test_it_imports_no_torch(tmp_path: Path) -> None:

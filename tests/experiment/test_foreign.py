@@ -295,9 +295,10 @@ def test_a_run_that_was_just_trained_is_trusted(coded: Path, tmp_path: Path) -> 
     [
         ("network_from: ''", "network_from: hostile:make", r"import and call hostile:make \(algorithm.network_from\)"),
         ("wandb: false", "wandb: true", r"send metrics to Weights & Biases \(log.wandb\)"),
+        ("mlflow: false", "mlflow: true", r"send metrics to MLflow \(log.mlflow\)"),
         ("listen: ''", "listen: 127.0.0.1:7", r"listen on 127.0.0.1:7 \(gate.listen\)"),
     ],
-    ids=["network", "wandb", "gate"],
+    ids=["network", "wandb", "mlflow", "gate"],
 )
 def test_what_else_a_resume_must_be_allowed(sent: Path, old: str, new: str, told: str) -> None:
     config = (sent / "config.yaml").read_text()

@@ -9,23 +9,26 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import veldt
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.experiment import prepare as preparing
 from veldt.experiment.config import Config
-from veldt.experiment.prepare import CUDA, introduction, plan_ram, prepare
+from veldt.experiment.prepare import CUDA, introduction, plan_disk, plan_ram, prepare
 from veldt.experiment.recipes import make
 from veldt.experiment.settings import check
 from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
 from veldt.learning.params import LatestParams
+from veldt.machine import format_bytes
 from veldt.records.block import Schema
 from veldt.records.tree import Array
 from veldt.storing.store import Sample
@@ -123,6 +126,20 @@ def test_cuda_takes_ram_in_each_process_that_uses_it_and_activations_are_not_in_
     assert of("apex-dqn", **gpu, **inline) - of("apex-dqn", **inline) == CUDA, "one process has both"
     assert of("apex-dqn", 10**9) - of("apex-dqn") == 10**9
     assert of("apex-dqn", 10**9, **gpu) == of("apex-dqn", **gpu)
+
+
+def test_the_disk_that_checkpoints_take_is_named_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare(make("dqn", "CartPole-v1", steps=5_000, **{"checkpoint.every": 1_000, "store.capacity": "2_000"}))
+    tiny = veldt.train(prepared.config, run=tmp_path / "r", quiet=True, **{"eval.every": 0})
+    taken = sum(x.stat().st_blocks * 512 for x in (tiny.path / "checkpoints").rglob("*") if x.is_file())
+    assert 0.6 * plan_disk(prepared) < taken < 1.5 * plan_disk(prepared)
+    (line,) = [line for line in introduction(prepared, tmp_path / "a" / "b") if line.startswith("disk")]
+    assert f"about {format_bytes(plan_disk(prepared))} for checkpoints; " in line and line.endswith(" free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000))
+    (line,) = [line for line in introduction(prepared, tmp_path / "a" / "b") if line.startswith("disk")]
+    assert line.endswith("1.0 KB free, too little: --no-checkpoint.store leaves the store out")
+    less = prepare(replace(prepared.config, checkpoint=replace(prepared.config.checkpoint, store=False)))
+    assert 3 * 4 * 4 * prepared.parameters == plan_disk(less) < plan_disk(prepared)
 
 
 def test_activations_on_a_gpu_are_said_apart(tmp_path: Path) -> None:

@@ -628,5 +628,13 @@ def test_a_run_without_an_update_says_so_and_why(
 
 
 def test_a_run_with_updates_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    veldt.train("dqn", env="CartPole-v1", run=tmp_path / "r", **NO_EVALUATIONS | {"steps": 300})
-    assert capsys.readouterr().out.splitlines()[-1] == f"Done. Evaluate with: veldt eval {tmp_path / 'r'}"
+    """Its path has a space, so commands that name it are quoted."""
+    path = tmp_path / "my run"
+    run = veldt.train("dqn", env="CartPole-v1", run=path, **NO_EVALUATIONS | {"steps": 300})
+    assert capsys.readouterr().out.splitlines()[-1] == f"Done. Evaluate with: veldt eval '{path}'"
+    steps = run.metrics[-1]["env_steps"]
+    assert repr(run) == f"Run('{path}', dqn on CartPole-v1, {steps} of 300 env steps)"
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"time_s": 1, "env_steps": 1234, "eval_return": 7.25}\n')
+    assert repr(run).endswith("1,234 of 300 env steps, greedy return 7.2)")
+    assert repr(Run(tmp_path / "none")) == f"Run('{tmp_path / 'none'}', without metrics)"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from test_run import tiny
 
+import veldt
 from veldt.envs.small import Chain
 from veldt.errors import UserError
 from veldt.experiment.run import Run, check_video, record_video
@@ -52,6 +54,26 @@ def test_an_environment_without_pictures_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Chain cannot be rendered"):
         record_video(run, tmp_path / "x.gif")
     assert not (tmp_path / "x.gif").exists()
+
+
+def test_without_pygame_the_error_says_what_to_install(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(UserError, match=r"cannot be rendered \(pygame is not installed\): .*'veldt\[video\]'\.$"):
+        record_video(run, tmp_path / "x.gif")
+
+
+def test_a_small_game_is_large_and_slow_enough_to_follow(tmp_path: Path) -> None:
+    pytest.importorskip("minatar")
+    few = {"steps": 60, "eval.every": 0, "store.min_size": 50}
+    run = veldt.train("dqn", env="MinAtar/Breakout-v1", run=tmp_path / "r", quiet=True, **few)
+    frames = record_video(run, tmp_path / "x.gif", max_frames=30)
+    with Image.open(tmp_path / "x.gif") as image:
+        assert image.size == (320, 320) and image.info["duration"] >= 100, "10 frames a second"
+        seconds = 0.0
+        for i in range(image.n_frames):
+            image.seek(i)
+            seconds += image.info["duration"] / 1000
+    assert seconds == pytest.approx(frames / 10, rel=0.05)
 
 
 def test_a_video_has_the_random_actions_that_it_is_asked_for(

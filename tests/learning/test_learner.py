@@ -46,7 +46,9 @@ def test_an_update_is_a_step_down_its_loss() -> None:
         loss = DQN(hidden=(16,)).loss(net, target, Batch(sample.rows, {}, sample.weights, torch.device("cpu")))
         adam.zero_grad()
         loss.losses[""].backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        assert ours.metrics()["gradient_norm"] == pytest.approx(float(norm), rel=1e-3), "before it is clipped"
+        assert ours.metrics()["learning_rate"] == 1e-2
         adam.step()
         if step % 3 == 0:
             target.load_state_dict(net.state_dict())

@@ -111,7 +111,7 @@ def interrupt(folder: Path, recipe: str, state: str, moment: float) -> float:
         sent = time.monotonic()
         output, _ = run.process.communicate(timeout=60)
         took = time.monotonic() - sent
-        # Interrupted while it imports, Python may end itself with the signal. Without room on the disk it is an error.
+        # Interrupted before its first line, Python ends itself with the signal. Without room on the disk it is an error.
         codes = (130, -signal.SIGINT, 2) if state in ("any", "disk full") else (130,)
         assert run.process.returncode in codes, (recipe, state, moment, run.process.returncode, output)
         assert state == "any" or "Traceback" not in output, output
@@ -137,3 +137,34 @@ def test_ctrl_c_ends_a_run_soon_at_any_moment(tmp_path: Path, recipe: str, state
         took.append(interrupt(tmp_path / f"{i}", recipe, state, moment))
     print(f"\nCtrl-C, {recipe}, {state}: {times} moments, the end came after {chaos.percentiles(took)}")
     assert max(took) <= SOON
+
+
+def interrupt_start(folder: Path, moment: float) -> None:
+    """Ctrl-C so many seconds after the command has taken over from Python, which cannot be interrupted well before that."""
+    command = [sys.executable, "-m", "veldt", "train", "dqn", "--run", "run", "--steps", "1_000_000", "--quiet"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        chaos.wait_until(lambda: catches(process.pid, signal.SIGTERM), 60, "it handles signals")
+        time.sleep(moment)  # the moment of the fault
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, (moment, process.returncode, output)
+    told = [line for line in output.splitlines() if line]
+    assert len(told) <= 1 and "Traceback" not in output, (moment, output)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal; Python has none of its own for SIGTERM."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in text.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize(
+    "moments", [pytest.param(3, id="few"), pytest.param(20, id="many", marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
+def test_ctrl_c_while_the_command_imports_ends_it_with_one_line(tmp_path: Path, moments: int) -> None:
+    for moment in (np.random.default_rng(moments).random(moments) * 3.0).tolist():
+        interrupt_start(tmp_path, moment)

@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
 from test_run import tiny
 
 from veldt.errors import UserError
+from veldt.experiment import recipes
+from veldt.experiment.settings import as_plain
 from veldt.watching import sinks
+from veldt.watching.events import TensorBoard
 from veldt.watching.links import format_seconds
-from veldt.watching.sinks import JsonLines, Metrics, TensorBoard, Wandb, log_to, read_metrics
+from veldt.watching.sinks import CONSTANTS, JsonLines, Metrics, group_of, log_to, read_metrics
+from veldt.watching.trackers import MLflow, Wandb
 from veldt.watching.view import Screen
 
 
@@ -130,7 +136,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_dropped_as_a_whole(tmp_path: Pa
     metrics.write(line(3, loss=3.0))
     metrics.close()
     assert [json.loads(text)["env_steps"] for text in path.read_text().splitlines()] == [1, 3]
-    assert scalars(tmp_path)["loss"] == [(1, 1.0), (3, 3.0)]
+    assert scalars(tmp_path)["learner/loss"] == [(1, 1.0), (3, 3.0)]
 
 
 def test_a_sink_that_fails_is_logged_once_and_does_not_disturb_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,18 +172,42 @@ def test_tensorboard_reads_our_events_and_they_equal_the_json_lines(tmp_path: Pa
     for text in (run.path / "metrics.jsonl").read_text().splitlines():
         x = json.loads(text)
         for name, value in x.items():
-            if name not in ("env_steps", "time_s") and isinstance(value, int | float):
+            if name not in CONSTANTS | {"env_steps", "time_s"} and isinstance(value, int | float):
                 at = x["eval_env_steps"] if name.startswith("eval_") else x["env_steps"]  # of the weights that played
-                expected.setdefault(name, []).append((at, float(np.float32(value))))
-    assert {"loss", "eval_return", "train_return", "env_steps_per_s", "learner_steps"} <= set(expected)
+                expected.setdefault(group_of(name), []).append((at, float(np.float32(value))))
+    for name in ("returns/eval_env_steps", "returns/eval_time_s", "returns/eval_learner_steps"):
+        del expected[name]
+    assert {
+        *("returns/eval_return", "returns/train_return", "rates/env_steps_per_s", "store/store_items", "system/cpu_all"),
+        *("learner/loss", "learner/learner_steps", "learner/gradient_norm", "learner/learning_rate"),
+    } <= set(expected)
     assert scalars(run.path) == expected
+    assert {name.partition("/")[0] for name in expected} == {"returns", "rates", "store", "learner", "system"}
+
+
+def test_constants_are_what_a_run_puts_on_every_line(tmp_path: Path) -> None:
+    lines = tiny(tmp_path / "r", steps=600).metrics
+    assert len(lines) > 1 and set(lines[0]) >= CONSTANTS
+    assert all(len({json.dumps(x[name]) for x in lines}) == 1 for name in CONSTANTS)
+
+
+def test_tensorboard_has_the_settings_of_a_run_as_hyperparameters(tmp_path: Path) -> None:
+    TensorBoard(tmp_path, {"learner.lr": 5e-4, "steps": 60_000, "env": "Käfig-v1", "algorithm.double": True}).close()
+    reader = EventAccumulator(str(tmp_path))
+    reader.Reload()
+    content = reader.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert reader.PluginTagToContent("hparams").keys() == {"_hparams_/session_start_info"}
+    found = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
+    values = {name: getattr(x, str(x.WhichOneof("kind"))) for name, x in found.hparams.items()}
+    assert values == {"learner.lr": 5e-4, "steps": 60_000, "env": "Käfig-v1", "algorithm.double": True}
+    assert found.group_name == tmp_path.name
 
 
 def test_tensorboard_events_of_a_resumed_run_are_all_readable(tmp_path: Path) -> None:
     for steps in (300, 600):
         tiny(tmp_path / "r", steps=steps)
-    steps = [step for step, _ in scalars(tmp_path / "r")["learner_steps"]]
-    assert steps[-1] >= 600 and "resumed_from" in scalars(tmp_path / "r")
+    steps = [step for step, _ in scalars(tmp_path / "r")["learner/learner_steps"]]
+    assert steps[-1] >= 600 and "system/resumed_from" in scalars(tmp_path / "r")
 
 
 @given(
@@ -193,7 +223,7 @@ def test_any_scalars_survive_tensorboard(tmp_path_factory: pytest.TempPathFactor
     sink = TensorBoard(directory)
     sink.write({"time_s": 1.0, "env_steps": steps, **values})
     sink.close()
-    expected = {name: [(steps, float(np.float32(x)))] for name, x in values.items()}
+    expected = {group_of(name): [(steps, float(np.float32(x)))] for name, x in values.items()}
     assert scalars(directory) == expected
 
 
@@ -203,7 +233,7 @@ def test_a_number_too_large_for_an_event_does_not_stop_the_run(tmp_path: Path) -
         metrics.write(line(1, huge=1e300, tiny=1e-300, loss=1.0))
     finally:
         metrics.close()
-    assert scalars(tmp_path)["loss"] == [(1, 1.0)]
+    assert scalars(tmp_path)["learner/loss"] == [(1, 1.0)]
 
 
 def test_every_event_has_its_two_checksums(tmp_path: Path) -> None:
@@ -220,25 +250,98 @@ def test_every_event_has_its_two_checksums(tmp_path: Path) -> None:
     assert at == len(data) and frames == 2
 
 
-def test_without_wandb_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+# Weights & Biases, MLflow.
 
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'veldt\[wandb\]'"):
-        Wandb(tmp_path, {})
+CONFIG = as_plain(
+    recipes.make("dqn", **{"log.wandb_entity": "me", "log.wandb_tags": ("a", "b"), "log.mlflow_uri": "file:x"})
+)
+LINE = line(20, loss=0.5, cores=2, eval_return=7.0, eval_env_steps=15, **{"busy/env": 0.25})
 
 
-def test_wandb_gets_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+@pytest.mark.parametrize(("kind", "extra"), [(Wandb, "wandb"), (MLflow, "mlflow")])
+def test_a_service_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(UserError, match=rf"pip install 'veldt\[{extra}\]'"):
+        kind(tmp_path, CONFIG)
 
-    told: list[Any] = []
-    run = SimpleNamespace(log=lambda line, step: told.append((step, line)), finish=lambda: told.append("finished"))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: told.append(settings) or run))
-    sink = Wandb(tmp_path / "my-run", {"a": 1})
-    sink.write(line(7))
-    sink.close()
-    assert told[0]["name"] == "my-run" and told[0]["config"] == {"a": 1}
-    assert told[1:] == [(7, line(7)), "finished"]
+
+def test_wandb_gets_every_line_and_a_resumed_run_is_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, told = [], []
+    run = SimpleNamespace(log=told.append, define_metric=lambda *_, **__: None, finish=lambda: told.append("finished"))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: begun.append(settings) or run))
+    for _ in range(2):
+        sink = Wandb(tmp_path, CONFIG)
+        sink.write(LINE)
+        sink.close()
+    numbers = {"learner/learner_steps": 10, "learner/loss": 0.5, "returns/eval_return": 7.0, "system/busy_env": 0.25}
+    assert told == 2 * [numbers | {"env_steps": 20, "time_s": 0.2, "eval_env_steps": 15}, "finished"]
+    first, second = begun
+    assert first == second and first["id"] and first["resume"] == "allow" and first["config"] == CONFIG
+    assert (first["project"], first["entity"], first["group"], first["tags"]) == ("veldt", "me", None, ["a", "b"])
+    (tmp_path / "wandb.id").write_text("../../other\n")
+    Wandb(tmp_path, CONFIG)
+    assert begun[-1]["id"].isalnum(), "a run directory may be somebody else's"
+
+
+def test_wandb_that_cannot_be_reached_ends_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**settings: Any) -> None:
+        raise RuntimeError("no key\nmore")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    with pytest.raises(UserError, match=r"\(no key\); WANDB_MODE=offline"):
+        Wandb(tmp_path, CONFIG)
+    assert not (tmp_path / "wandb.id").exists()
+
+
+class FakeMLflow:
+    """The calls that the sink makes, as mlflow has them."""
+
+    entities = SimpleNamespace(Metric=lambda *values: values)
+    exceptions = SimpleNamespace(MlflowException=type("MlflowException", (Exception,), {}))
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.fails = False
+
+    def MlflowClient(self, tracking_uri: str | None) -> Any:  # noqa: N802
+        assert tracking_uri == "file:x"
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **_: Any) -> Any:
+            if self.fails:
+                raise self.exceptions.MlflowException("gone")
+            self.told.append((name, *args))
+            info = SimpleNamespace(run_id="run1")
+            return {"get_experiment_by_name": None, "create_experiment": "7", "create_run": SimpleNamespace(info=info)}.get(
+                name
+            )
+
+        return call
+
+
+def test_mlflow_gets_every_line_and_a_resumed_run_is_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    for _ in range(2):
+        sink = MLflow(tmp_path, CONFIG)
+        sink.write(LINE)
+        sink.close()
+    names = [call[0] for call in fake.told if call[0] != "log_param"]
+    batch = ["update_run", "log_batch", "set_terminated"]
+    assert names == ["get_experiment_by_name", "create_experiment", "create_run", *batch, *batch]
+    assert ("log_param", "run1", "learner.lr", CONFIG["learner"]["lr"]) in fake.told
+    _, run, metrics = next(call for call in fake.told if call[0] == "log_batch")
+    assert run == "run1" and {(name, x, step) for name, x, _, step in metrics} == {
+        *{("learner/learner_steps", 10.0, 20), ("learner/loss", 0.5, 20), ("system/busy_env", 0.25, 20)},
+        ("returns/eval_return", 7.0, 15),
+    }
+    fake.fails = True
+    with pytest.raises(OSError, match="MLflow: gone"):  # which `Metrics` logs once
+        sink.write(LINE)
+    sink.write(LINE)  # not sent: the next attempt is a minute later
 
 
 # The screen.

@@ -18,7 +18,8 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.settings import as_plain
 from veldt.watching import plot
-from veldt.watching.plot import PANELS, Rates, _names, band, group, thin
+from veldt.watching.plot import band, group, smooth
+from veldt.watching.plot_rates import PANELS, Rates, _names, thin
 
 
 def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: object) -> Path:
@@ -26,7 +27,9 @@ def written(path: Path, lines: list[dict[str, Any]], seed: int = 0, **changes: o
     import yaml
 
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(as_plain(recipes.make("dqn", seed=seed, **changes))))
+    (path / "config.yaml").write_text(
+        yaml.safe_dump(as_plain(recipes.make(str(changes.pop("recipe", "dqn")), seed=seed, **changes)))
+    )
     clocks = [{"time_s": x["env_steps"] / 100, "learner_steps": 0} | x for x in lines]
     (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in clocks))
     return path
@@ -123,6 +126,93 @@ def test_an_error_says_what_cannot_be_drawn(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def pictures(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
+    """The axes of the image that `veldt plot` writes."""
+    figures: list[Any] = []
+    save = plot.save
+    monkeypatch.setattr(plot, "save", lambda figure, out: (figures.append(figure), save(figure, out)))
+    assert command.run([str(x) for x in argv]) == 0
+    return list(figures[0].axes)
+
+
+POINTS = [{"env_steps": 100 * k, "learner_steps": 10 * k, "eval_return": 1.0 * k} for k in range(1, 6)]
+
+
+def test_labels_have_what_differs_and_nothing_else(tmp_path: Path) -> None:
+    def label(*settings: dict[str, Any]) -> list[str]:
+        paths = [written(tmp_path / f"{number()}", POINTS, **x) for x in settings]
+        return list(group([read_curve(path) for path in paths]))
+
+    number = iter(range(100)).__next__
+    assert label({}, {"seed": 1}) == ["dqn CartPole-v1"]
+    assert label({"learner.lr": 1e-3}, {"learner.lr": 1e-4}) == ["lr 0.001", "lr 0.0001"]
+    assert label({}, {"recipe": "apex-dqn"}) == ["dqn", "apex-dqn"], "not the settings in which recipes differ"
+    assert label({}, {"recipe": "apex-dqn"}, {"learner.lr": 0.5}) == ["dqn, lr 0.0005", "apex-dqn", "dqn, lr 0.5"]
+    assert label({}, {"algorithm.double": False}) == ["double on", "double off"]
+    many = {"learner.lr": 0.5, "learner.batch": 7, "actor.epsilon_end": 0.3, "store.min_size": 13, "learner.clip_norm": 2}
+    assert label({}, many) == ["11", "12"], "directories, where they would be long"
+
+
+def test_a_title_says_what_all_curves_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = written(tmp_path / "1", POINTS), written(tmp_path / "2", POINTS, recipe="apex-dqn")
+    (left, right) = pictures(monkeypatch, one, "-o", tmp_path / "x.png")
+    assert left.get_title("left") == "dqn on CartPole-v1" and left.get_legend() is None
+    assert (left.get_xlabel(), right.get_xlabel()) == ("env steps", "time (s)")
+    left, _ = pictures(monkeypatch, one, two, "-o", tmp_path / "x.png")
+    assert left.get_title("left") == "CartPole-v1"
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["dqn", "apex-dqn"]
+
+
+def test_runs_that_cannot_be_drawn_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, empty = written(tmp_path / "good", POINTS), written(tmp_path / "empty", [{"env_steps": 1}])
+    (tmp_path / "curves.png").touch()
+    assert command.run([*map(str, (good, empty, tmp_path / "curves.png")), "-o", str(tmp_path / "x.png")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'x.png'}: dqn CartPole-v1 (1 run)\n"
+    assert err.count("\n") == 2 and f"left out: {empty} has no returns yet" in err and "curves.png is not a run" in err
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "last"),
+    [("steps", "env steps", 500), ("frames", "frames", 2_000), ("hours", "time (h)", 5 / 3600), ("updates", "updates", 50)],
+)
+def test_a_curve_can_be_drawn_against_each_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: str, label: str, last: float
+) -> None:
+    path = written(tmp_path / "r", POINTS, **({"env": "ALE/Pong-v5"} if x == "frames" else {}))
+    (axis,) = pictures(monkeypatch, path, "-o", tmp_path / "x.png", "--x", x, "--log", "xy")
+    assert axis.get_xlabel() == label and axis.lines[0].get_xdata()[-1] == pytest.approx(last)
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+
+
+def test_returns_below_zero_have_a_logarithmic_axis_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "r", [x | {"eval_return": -x["eval_return"]} for x in POINTS])
+    axis, _ = pictures(monkeypatch, path, "-o", tmp_path / "x.png", "--log", "y")
+    assert axis.get_yscale() == "symlog" and axis.get_xscale() == "linear"
+
+
+@pytest.mark.parametrize(("name", "begins"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.pdf", b"%PDF")])
+def test_the_name_of_the_image_decides_its_format(tmp_path: Path, name: str, begins: bytes) -> None:
+    assert command.run([str(written(tmp_path / "r", POINTS)), "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_smoothing_is_a_mean_of_neighbours() -> None:
+    y = np.array([0.0, 3.0, 6.0, 0.0, 9.0])
+    assert smooth(y, 1).tolist() == y.tolist()
+    np.testing.assert_allclose(smooth(y, 3), [1.5, 3, 3, 5, 4.5])
+    np.testing.assert_allclose(smooth(y, 99), [3.6] * 5)
+
+
+def test_from_five_seeds_on_the_band_is_an_interval_of_the_mean_or_of_the_middle_half() -> None:
+    xs = [np.array([0.0, 1.0])] * 8
+    ys = [np.full(2, y) for y in (0.0, 1, 2, 3, 4, 5, 6, 1_000)]
+    _, low, mean, high = band(xs, ys)
+    assert mean[0] == np.mean([y[0] for y in ys]) and 1 < low[0] < 10 and 200 < high[0] < 600
+    _, low, iqm, high = band(xs, ys, iqm=True)
+    assert iqm[0] == 3.5 and 1 < low[0] < 3 and high[0] > 5, "one outlier does not move it"
+
+
 # Rates.
 
 
@@ -135,8 +225,8 @@ def pixels(path: Path) -> tuple[int, int]:
 def drawn(monkeypatch: pytest.MonkeyPatch, *argv: object) -> list[Any]:
     """The axes of the image that `veldt plot --rates` writes."""
     figures: list[Any] = []
-    save = plot._save
-    monkeypatch.setattr(plot, "_save", lambda figure, out: (figures.append(figure), save(figure, out)))
+    save = plot.save
+    monkeypatch.setattr(plot, "save", lambda figure, out: (figures.append(figure), save(figure, out)))
     assert command.run([*map(str, argv), "--rates"]) == 0
     return [axis for axis in figures[0].axes if axis.get_visible()]
 

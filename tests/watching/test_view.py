@@ -146,6 +146,21 @@ def test_at_80_columns_no_row_of_a_usual_run_takes_more_than_two_lines() -> None
     assert len(rendered(FULL).splitlines()) <= 22, "a terminal of 24 lines has room for it"
 
 
+def test_at_40_columns_nothing_is_cut_off() -> None:
+    text = rendered(FULL, 40)
+    assert max(map(len, text.splitlines())) <= 40 and "…" not in text
+    said = " ".join(text.split())
+    for part in ("environments 4,312 steps/s; busy 31 %; 16 in 2 actors", "waits 12 %", "greedy return 417.2", SENTENCE):
+        assert part in said, part
+    assert "612.0 MB of 840.0 MB planned" in said and "replay ratio 7.96 (asked: 8)" in said
+
+
+def test_progress_is_100_percent_at_the_end_and_not_more_or_earlier() -> None:
+    for done, says in ((199_999, "(99 %)"), (200_000, "(100 %)"), (200_500, "(100 %)"), (0, "(0 %)")):
+        assert says in rendered({"env_steps": done, "episodes": 1})
+    assert ", 1 episode\n" in "\n".join(x.rstrip() for x in rendered({"env_steps": 5, "episodes": 1}).splitlines())
+
+
 def test_there_are_bars_where_there_is_room() -> None:
     assert "━" in rendered(FULL, 120, steps=0) and "━" not in rendered(FULL, 80, steps=0)
 

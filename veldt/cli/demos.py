@@ -12,6 +12,7 @@ import tyro
 from veldt.demos.set import Demos
 from veldt.machine import format_bytes
 from veldt.records.tree import Array
+from veldt.watching.links import amount
 
 BINS = 10
 WIDTH = 40  # of the longest bar
@@ -41,7 +42,8 @@ def describe(demos: Demos) -> list[str]:
     wanted = f" of {demos.wanted:,} wanted" if len(demos) < demos.wanted else ""
     discarded = f", {demos.discarded:,} discarded" if demos.discarded else ""
     lines = [
-        f"{demos.path}: {len(demos):,} episodes{wanted}{discarded}, {demos.steps:,} steps, {format_bytes(demos.nbytes)}",
+        f"{demos.path}: {amount(len(demos), 'episodes')}{wanted}{discarded}, {amount(demos.steps, 'steps')}, "
+        f"{format_bytes(demos.nbytes)}",
         f"environment: {demos.env}{f' (protocol {protocol})' if protocol else ''}: {seen}; actions {demos.action_space}",
         f"played by: {demos.policy}, seed {demos.seed}",
     ]

@@ -11,6 +11,7 @@ import numpy as np
 import tyro
 
 from veldt.experiment.run import Run, check_video, record_video
+from veldt.watching.links import amount
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,13 @@ def run(argv: list[str]) -> int:
         check_video(args.video)
     result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env)
     print(
-        f"{args.episodes} episodes: mean return {result.mean_return:.1f} "
+        f"{amount(args.episodes, 'episodes')}: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
         f"mean length {result.mean_length:.1f}"
     )
     if result.bad_episodes:
         print(
-            f"{result.bad_episodes} of these episodes had observations or rewards that are not finite: the policy got "
+            f"{result.bad_episodes} of these had observations or rewards that are not finite: the policy got "
             "zeros for such observations, and returns are the sums of the finite rewards"
         )
     if args.video is not None:

@@ -1,26 +1,44 @@
 """Plots returns against env steps and against time or, with --rates, the rates of each part of the run.
 
-Example: veldt plot runs/* -o curves.png
+Runs that differ only in their seed become one curve. Example: veldt plot runs/* -o curves.png
 """
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
+from veldt.bounds import above, check
+from veldt.envs import is_atari
+from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.directory import MAY_CHANGE, load_config
 from veldt.experiment.settings import flat
-from veldt.watching.plot import Curve, Rates, draw, draw_rates, group
+from veldt.foreign import printable
+from veldt.watching.plot import Curve, Look, check_image, draw, group
+from veldt.watching.plot_rates import Rates, draw_rates
+
+Read = TypeVar("Read", Curve, Rates)
 
 
 @dataclass(frozen=True)
 class Plot:
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories; runs that differ only in their seed become one curve with mean and range."""
+    """Run directories. The seeds of one setting become their mean, with their range, or from five seeds on with its 95 %
+    bootstrap interval."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The image to write (default: curves.png, or rates.png)."""
+    """The image to write: .png, .svg or .pdf (default: curves.png, or rates.png)."""
+    x: Literal["steps", "frames", "hours", "updates"] | None = None
+    """Draw against this alone. Frames: of Atari, where an env step has several."""
+    log: Literal["x", "y", "xy"] | None = None
+    """Make these axes logarithmic."""
+    smooth: Annotated[int, above(0)] = 1
+    """Replace each point by the mean of this many neighbours."""
+    iqm: bool = False
+    """Draw the interquartile mean of the seeds instead of their mean."""
     rates: bool = False
     """Draw the rates of the links, waiting times, lag, replay ratio, CPU and RAM against time."""
 
@@ -29,18 +47,43 @@ def run(argv: list[str]) -> int:
     args = tyro.cli(Plot, args=argv, prog="veldt plot", description=__doc__)
     if not args.runs:
         raise UserError("Name the runs to plot, for example: veldt plot runs/* -o curves.png")
+    check(args)
+    out = args.out or Path("rates.png" if args.rates else "curves.png")
+    check_image(out)
     if args.rates:
-        out = args.out or Path("rates.png")
-        draw_rates([Rates.read(path) for path in args.runs], out)
-        print(f"{out}: {', '.join(str(path) for path in args.runs)}")
+        rates = read_all(args.runs, Rates.read)
+        draw_rates(rates, out)
+        print(f"{out}: {', '.join(str(one.path) for one in rates)}")
         return 0
-    out, groups = args.out or Path("curves.png"), group([read_curve(path) for path in args.runs])
-    draw(groups, out)
-    print(f"{out}: {'; '.join(f'{name} (n = {len(curves)})' for name, curves in groups.items())}")
+    groups = group(read_all(args.runs, read_curve))
+    draw(groups, out, Look(args.x or "", args.log or "", args.smooth, args.iqm))
+    print(f"{out}: {'; '.join(f'{name} ({count(len(curves))})' for name, curves in groups.items())}")
     return 0
+
+
+def count(n: int) -> str:
+    return f"{n} run{'' if n == 1 else 's'}"
+
+
+def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read]:
+    """Those that can be drawn; the others are named on stderr. Raises a UserError if there is none."""
+    found, errors = [], []
+    for path in paths:
+        try:
+            found.append(read(path))
+        except UserError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    for why in errors:
+        print(f"veldt: left out: {printable(str(why))}", file=sys.stderr)
+    return found
 
 
 def read_curve(path: Path) -> Curve:
     """The learning curve of a run, with the settings that distinguish it from other runs."""
-    curve, settings = Curve.read(path), flat(load_config(path / "config.yaml"))
-    return replace(curve, settings={name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}})
+    curve, config = Curve.read(path), load_config(path / "config.yaml")
+    settings = {name: x for name, x in flat(config).items() if name not in {"seed", *MAY_CHANGE}}
+    return replace(
+        curve, settings=settings, frame_skip=find_protocol(config.protocol).frame_skip if is_atari(config.env) else 1
+    )

@@ -29,6 +29,7 @@ from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
 from veldt.signals import interruptible
+from veldt.watching.links import amount
 from veldt.watching.view import PLAIN_EVERY
 
 
@@ -75,7 +76,7 @@ def run(argv: list[str]) -> int:
         if demos is None:
             print("Stopped before an episode ended; nothing was recorded.")
         else:
-            stopped = f"Stopped at {len(demos)} of {args.episodes} episodes" if signals else f"{len(demos)} episodes"
+            stopped = f"Stopped at {len(demos)} of {args.episodes} episodes" if signals else amount(len(demos), "episodes")
             discarded = f", {demos.discarded} discarded" if demos.discarded else ""
             print(f"{args.out}: {stopped}, {demos.steps:,} steps, mean return {demos.returns.mean():.1f}{discarded}")
     if signals:
@@ -131,7 +132,7 @@ def _progress(args: Record) -> Iterator[Callable[[Recording], None]]:
     def show(recording: Recording) -> None:
         nonlocal printed
         kept = len(recording.returns)
-        text = f"{kept} of {args.episodes} episodes, {recording.steps:,} steps"
+        text = f"{kept} of {amount(args.episodes, 'episodes')}, {recording.steps:,} steps"
         text += f", mean return {np.mean(recording.returns):.1f}" if kept else f", best return {recording.best:.1f}"
         text += f", {recording.discarded} discarded" if recording.discarded else ""
         if console.is_terminal:

@@ -221,6 +221,20 @@ class LogConfig:
     """Seconds between two lines of metrics."""
     wandb: bool = False
     """Also send metrics to Weights & Biases."""
+    wandb_project: str = "veldt"
+    """Project of Weights & Biases."""
+    wandb_entity: str = ""
+    """User or team of Weights & Biases; empty: your default."""
+    wandb_group: str = ""
+    """Group of runs."""
+    wandb_tags: tuple[str, ...] = ()
+    """Tags of the run."""
+    mlflow: bool = False
+    """Also send metrics to MLflow."""
+    mlflow_uri: str = ""
+    """Tracking server, or a local store, of MLflow; empty: as MLFLOW_TRACKING_URI says."""
+    mlflow_experiment: str = "veldt"
+    """Experiment of MLflow."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ MAY_CHANGE = {  # on resume
     "gate.key",
     "gate.compress",
     "log.every",
-    "log.wandb",
+    *(f"log.wandb{name}" for name in ("", "_project", "_entity", "_group", "_tags")),
+    *(f"log.mlflow{name}" for name in ("", "_uri", "_experiment")),
     "checkpoint.keep",
     "checkpoint.store",
     "restart.limit",
@@ -111,6 +112,7 @@ def asks(config: Config) -> dict[str, str]:
         "algorithm.network_from": f"import and call {network}" if is_code(network) else "",
         "gate.listen": f"listen on {config.gate.listen}" if config.gate.listen else "",
         "log.wandb": "send metrics to Weights & Biases" if config.log.wandb else "",
+        "log.mlflow": "send metrics to MLflow" if config.log.mlflow else "",
     }
     return {name: what for name, what in wanted.items() if what}
 

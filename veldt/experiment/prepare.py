@@ -1,6 +1,8 @@
 """Before training: what a config needs on this machine and whether it has that, its runtime, and what is printed."""
 
 import dataclasses
+import shlex
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,9 +31,11 @@ from veldt.runtime.local.plan import STREAM_BYTES, GateSettings
 from veldt.storing.slots import Size
 from veldt.topologies import make_program
 from veldt.topologies.stores import demos_size, store_size
+from veldt.watching.links import amount
 
 LIVES = 10_000  # that a process may have between two resumes
 NETWORK_COPIES = 15  # weights, target, gradient, moments, published weights, copies at the policies
+STATE_COPIES = 4  # of the network in a checkpoint: weights, target, two averages of the optimizer
 LIBRARIES = 20_000_000  # bytes that libraries take when first used
 PROCESS = 30_000_000  # private bytes of a process, beside the pages it shares with its zygote
 ZYGOTE = 130_000_000
@@ -159,9 +163,9 @@ def make_runtime(config: Config, path: Path, number: int, say: Callable[[str], N
         from veldt.experiment.joined import make_token
 
         file = Path(settings.token_file) if settings.token_file else path / "token"
-        tls = f" --certificate {settings.certificate}" if settings.certificate else ""
+        tls = f" --certificate {shlex.quote(settings.certificate)}" if settings.certificate else ""
         where = settings.listen.replace("0.0.0.0", socket.gethostname())
-        say(f"actors may join: veldt actor --connect {where} --token-file {file}{tls}")
+        say(f"actors may join: veldt actor --connect {where} --token-file {shlex.quote(str(file))}{tls}")
         token = make_token(file)
     gate = make_gate(config, token) if settings.listen or config.transport == "grpc" else None
     from veldt.runtime.local.local import Local  # which only Linux can import
@@ -200,16 +204,34 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
     on_gpu = is_cuda(config.learner_device)
     gpu = f"; activations of about {format_bytes(prepared.activations)} on the GPU" if on_gpu else ""
-    actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
+    actors = f"{config.actors} actors with " if config.actors > 1 else ""
     if config.topology != "single" and not runs_processes():
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [
         *lines,
-        f"acting: {actors} environments{_inference(config)}, {config.actor}; "
+        f"acting: {actors}{amount(config.envs_per_actor, 'environments')}{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
         f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",
+        f"disk: {_disk(prepared, path)}",
         f"run: {path}  ({config.steps:,} env steps, seed {config.seed})",
     ]
+
+
+def plan_disk(prepared: Prepared) -> int:
+    """About how many bytes the checkpoints take, with one that is being written: each block of the store once, also those
+    that only older checkpoints have."""
+    config, schema = prepared.config, prepared.config.schema(prepared.env)
+    step = schema.nbytes / schema.fresh
+    older = config.checkpoint.keep * (config.checkpoint.every or config.steps) * step
+    blocks = min(prepared.store.nbytes + older, config.steps * step) if config.checkpoint.store else 0.0
+    return int(blocks) + (config.checkpoint.keep + 1) * 4 * STATE_COPIES * prepared.parameters
+
+
+def _disk(prepared: Prepared, path: Path) -> str:
+    needed, above = plan_disk(prepared), path.resolve()
+    free = shutil.disk_usage(next(place for place in (above, *above.parents) if place.is_dir())).free
+    text = f"about {format_bytes(needed)} for checkpoints; {format_bytes(free)} free"
+    return text if needed < free else f"{text}, too little: --no-checkpoint.store leaves the store out"
 
 
 def _inference(config: Config) -> str:

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -36,7 +37,8 @@ from veldt.records.tree import Array
 from veldt.seeds import derive
 from veldt.watching.sinks import Point, evaluations, read_metrics
 
-SMALLEST = 160  # pixels of a video; smaller frames are enlarged
+SMALLEST = 320  # pixels of a video; smaller frames are enlarged
+FPS = 10  # of environments that do not say: a game on a grid can be followed at this speed
 
 
 Network = Callable[[EnvSpec], torch.nn.Module]
@@ -50,6 +52,16 @@ class Run:
 
     def __init__(self, path: str | Path, trust: bool = False, network: Network | None = None) -> None:
         self.path, self.trust, self.network = Path(path), trust, network
+
+    def __repr__(self) -> str:
+        try:
+            config, lines = self.config, self.metrics
+        except UserError:
+            return f"Run({str(self.path)!r}, without metrics)"
+        steps, points = lines[-1]["env_steps"] if lines else 0, evaluations(lines)
+        text = f"{config.recipe} on {config.env}, {steps:,} of {config.steps:,} env steps"
+        returned = f", greedy return {points[-1].mean_return:.1f}" if points else ""
+        return f"Run({str(self.path)!r}, {text}{returned})"
 
     @property
     def config(self) -> Config:
@@ -114,7 +126,8 @@ class Run:
 
     def _code_config(self, env: EnvLike | None = None, needs_env: bool = True) -> Config:
         """The config, with what was given in place of what it names, if the code that it names may be used."""
-        config, given = with_env(self.config, env), ["gate.listen", "log.wandb"]  # which only training does
+        # Only training listens and sends metrics.
+        config, given = with_env(self.config, env), ["gate.listen", "log.wandb", "log.mlflow"]
         if env or not needs_env:
             given.append("env")
         if self.network is not None:
@@ -209,7 +222,7 @@ def record_video(
     frames: list[Array] = []
     with closing(run.envs(1, render=True, env=env)) as envs:
         policy = run.policy(epsilon, envs.spec)
-        fps = int(envs.env.metadata.get("render_fps") or 30)
+        fps = int(envs.env.metadata.get("render_fps") or FPS)
         record = envs.reset(derive(seed, "evaluation"))
         while len(frames) < max_frames:
             frames.append(_frame(envs))
@@ -228,9 +241,16 @@ def _frame(envs: Envs) -> Array:
         rendered = envs.env.render()
     except NotImplementedError:
         rendered = None
+    except gym.error.DependencyNotInstalled as error:
+        why = str(error).partition(",")[0]
+        advice = "install what it needs; for many environments that is: pip install 'veldt[video]'"
+        raise UserError(f"{envs.name} cannot be rendered ({why}): {advice}.") from None
     frame = rendered[0] if isinstance(rendered, list | tuple) and rendered else rendered
     if not isinstance(frame, np.ndarray):
-        raise UserError(f"{envs.name} cannot be rendered: it has no render_mode rgb_array.")
+        raise UserError(
+            f"{envs.name} cannot be rendered: it has no render_mode rgb_array. Give its class an argument render_mode and "
+            "a render() that returns an image [height, width, 3]; a function that makes it has to set that mode itself."
+        )
     if frame.dtype != np.uint8:  # MinAtar renders floats from 0 to 1
         frame = (frame * (255 if frame.max() <= 1 else 1)).clip(0, 255).round().astype(np.uint8)
     larger = max(1, SMALLEST // min(frame.shape[:2]))

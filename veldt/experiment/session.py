@@ -23,7 +23,7 @@ from veldt.experiment.directory import MAY_CHANGE, check_same, exclusive
 from veldt.experiment.env_names import command
 from veldt.experiment.observations import BadObservations, bad_fraction
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
-from veldt.experiment.settings import as_plain
+from veldt.experiment.settings import as_plain, flat
 from veldt.experiment.standstill import Standstill
 from veldt.files import replace_text
 from veldt.machine import core_count, format_bytes, process_age, used_memory
@@ -31,7 +31,9 @@ from veldt.program import BLOCK_MEMORY
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
 from veldt.watching.bottleneck import Rates, bottleneck
-from veldt.watching.sinks import JsonLines, Metrics, Sink, TensorBoard, Wandb, log_to
+from veldt.watching.events import TensorBoard
+from veldt.watching.sinks import JsonLines, Metrics, Sink, log_to
+from veldt.watching.trackers import trackers
 from veldt.watching.view import Screen
 
 log = logging.getLogger("veldt")
@@ -87,8 +89,8 @@ class Session:
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         saved_spec.write(self.path, prepared.env)
         metrics.save(prepared.declarations, self.path)
-        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
-        lines = Metrics([*sinks, Wandb(self.path, as_plain(config))] if config.log.wandb else sinks)
+        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path, flat(config)), self.screen]
+        lines = Metrics([*sinks, *trackers(self.path, as_plain(config))])
         self.progress = Progress(prepared, lines)
         self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks)
         try:
@@ -173,7 +175,7 @@ class Session:
     def _introduce(self, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
         config, blocks = self.config, self.config.envs_per_actor * self.config.schema(prepared.env).fresh
         for line in introduction(prepared, self.path):
-            self.screen.say(line)
+            self.screen.say(line, wrap=True)
         if config.runtime == "inline" and 0 < config.checkpoint.every < blocks:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(prepared.store.nbytes))

@@ -157,6 +157,8 @@ SCOPES = (
         lambda c: bool(c.gate.listen),
         "--gate.listen HOST:PORT",
     ),
+    Scope(tuple(f"log.wandb_{x}" for x in ("project", "entity", "group", "tags")), lambda c: c.log.wandb, "--log.wandb"),
+    Scope(("log.mlflow_uri", "log.mlflow_experiment"), lambda c: c.log.mlflow, "--log.mlflow"),
     Scope(("gate.compress",), lambda c: c.transport == "grpc", "--transport grpc"),
     Scope(("central.",), lambda c: c.inference == "central", "--inference central"),
     Scope(("actor.refresh",), lambda c: c.inference == "local", "--inference local"),

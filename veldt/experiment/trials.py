@@ -25,7 +25,7 @@ from veldt.foreign import regular
 from veldt.machine import available_memory, format_bytes
 from veldt.runtime.local.zygote import interpreter
 from veldt.signals import interruptible
-from veldt.watching.links import format_seconds
+from veldt.watching.links import amount, format_seconds
 from veldt.watching.sinks import evaluations, read_metrics
 
 STOP_S = 60.0  # for a last checkpoint, before a run that should stop is killed
@@ -245,7 +245,7 @@ def scores(spec: Spec, trials: Sequence[Trial]) -> dict[str, list[Score]]:
 
 def table(spec: Spec, found: dict[str, list[Score]], command: str) -> str:
     """Markdown: a row for each setting, an explanation of the columns, and the command."""
-    title = f"greedy return of {spec.episodes} episodes"
+    title = f"greedy return of {amount(spec.episodes, 'episodes')}"
     head = ["setting", "seeds", title, "return over the run", "seconds per run"]
     if spec.reach is not None:
         head[4:4] = [f"env steps to {spec.reach:g}", f"seconds to {spec.reach:g}"]

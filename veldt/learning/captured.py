@@ -21,7 +21,7 @@ from veldt.learning.optim import Flat, Owned
 from veldt.records.tree import Array
 
 WARM_UP = 3  # updates before the capture: libraries allocate workspaces in the first, and optimizers their averages
-LAG = "policy_lag"
+LAG, NORM = "policy_lag", "gradient_norm"
 
 
 class Report(NamedTuple):
@@ -165,7 +165,7 @@ class Captured:
                 before = flat.weights.clone()
                 loss.after()
                 flat.weights.copy_(torch.where(fine > 0, flat.weights, before))
-            metrics = {name: x.float().mean() for name, x in loss.metrics.items()}
+            metrics = {name: x.float().mean() for name, x in loss.metrics.items()} | {NORM: norm}
             if "version" in batch:
                 metrics[LAG] = (self._steps - batch["version"][:, self._acted]).clamp_min(0).mean()
             self._names = list(metrics)

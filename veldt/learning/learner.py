@@ -22,7 +22,7 @@ from veldt.bounds import above, at_least, between
 from veldt.counters import Counters
 from veldt.errors import Diverged
 from veldt.learning import optim, params
-from veldt.learning.captured import LAG, Captured, Launched
+from veldt.learning.captured import LAG, NORM, Captured, Launched
 from veldt.learning.optim import Flat, Owned, Updater
 from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
@@ -322,7 +322,7 @@ class Learner:
             return False
         if self.updater.update(loss.losses, norm) and loss.after is not None:
             loss.after()
-        self._latest = loss.metrics
+        self._latest = loss.metrics | {NORM: torch.tensor(norm)}
         return True
 
     def _check(self, number: int, fine: bool) -> bool:
@@ -357,6 +357,8 @@ class Learner:
         metrics = {"skipped_updates": float(self.bad), "published": float(self.publisher.published)}
         if not math.isnan(self._lag):
             metrics[LAG] = self._lag
+        if isinstance(self.updater, Owned):
+            metrics["learning_rate"] = self.updater.lr()
         return metrics | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:

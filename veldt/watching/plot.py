@@ -1,5 +1,6 @@
-"""Plots of runs: learning curves, and rates over time."""
+"""Learning curves of runs. (Rates over time are in `watching.plot_rates`.)"""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 
 from veldt.errors import UserError
-from veldt.machine import format_bytes
 from veldt.records.tree import Array
 from veldt.watching.links import number
 from veldt.watching.sinks import Point, evaluations, read_metrics
@@ -25,211 +25,259 @@ class Curve:
     settings: dict[str, Any]  # of the run, without its seed
     env_steps: Array  # [n]
     time_s: Array  # [n]
+    updates: Array  # [n], NaN where unknown
     returns: Array  # [n]
     greedy: bool
+    frame_skip: int = 1  # frames in an env step
+    path: Path = Path()
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Without its settings."""
-        lines = read_lines(path)
+        return cls.of(read_lines(path), path)
+
+    @classmethod
+    def of(cls, lines: list[dict[str, Any]], path: Path = Path()) -> Self:
         greedy, explored = evaluations(lines), [line for line in lines if number(line, "train_return") is not None]
         # Exploring episodes if there are no evaluations.
-        if points := greedy or [Point(line["env_steps"], line["time_s"], line["train_return"]) for line in explored]:
-            steps, seconds, returns = np.array(points, float).T
-            return cls({}, steps, seconds, returns, bool(greedy))
-        raise UserError(f"{path} has no returns yet; train it for longer.")
+        points = greedy or [
+            Point(line["env_steps"], line["time_s"], line["train_return"], line.get("learner_steps", math.nan))
+            for line in explored
+        ]
+        if not points:
+            raise UserError(f"{path} has no returns yet; train it for longer.")
+        steps, seconds, returns, updates = np.array(points, float).T
+        return cls({}, steps, seconds, updates, returns, bool(greedy), path=path)
+
+    def x(self, axis: str) -> Array:
+        """[n]; `axis` is one of AXES."""
+        return {
+            "steps": self.env_steps,
+            "frames": self.env_steps * self.frame_skip,
+            "seconds": self.time_s,
+            "hours": self.time_s / 3600,
+            "updates": self.updates,
+        }[axis]
+
+
+AXES = {"steps": "env steps", "frames": "frames", "seconds": "time (s)", "hours": "time (h)", "updates": "updates"}
+
+
+# Names.
+
+LONGEST = 48  # characters of a label
 
 
 def group(curves: list[Curve]) -> dict[str, list[Curve]]:
-    """Runs that differ only in their seed, by a name that says how they differ from the others."""
-    names = [n for n in curves[0].settings if n in ("recipe", "env") or len({str(c.settings.get(n)) for c in curves}) > 1]
+    """Runs that differ only in their seed, by a label that says how they differ from the others.
+
+    Recipes and environments differ in many settings, so other settings are named only where they differ within one recipe
+    on one environment.
+    """
     groups: dict[str, list[Curve]] = defaultdict(list)
     for curve in curves:
-        label = (str(curve.settings[n]) if n in ("recipe", "env") else f"{n} {curve.settings.get(n)}" for n in names)
-        groups[" ".join(label)].append(curve)
-    return groups
+        groups[repr(sorted(curve.settings.items()))].append(curve)
+    firsts = [alike[0] for alike in groups.values()]
+    labels = [_label(curve, firsts) for curve in firsts]
+    if any(len(label) > LONGEST for label in labels):
+        labels = [_directory(curve) for curve in firsts]
+    unique = [x if labels.count(x) == 1 else str(curve.path) for x, curve in zip(labels, firsts, strict=True)]
+    return dict(zip(unique, groups.values(), strict=True))
 
+
+def common(groups: dict[str, list[Curve]]) -> str:
+    """The recipe and the environment, as far as all curves have the same."""
+    curves = [curve for alike in groups.values() for curve in alike]
+    both = [{str(curve.settings.get(name, "")) for curve in curves} for name in KIND]
+    return " on ".join(values.pop() for values in both if len(values) == 1 and "" not in values)
+
+
+KIND = ("recipe", "env")
+
+
+def _label(curve: Curve, others: list[Curve]) -> str:
+    parts = [" ".join(str(curve.settings[name]) for name in KIND if name in curve.settings and name in _differing(others))]
+    alike = [other for other in others if all(other.settings.get(n) == curve.settings.get(n) for n in KIND)]
+    names = [name for name in _differing(alike) if name not in KIND]
+    tails = [name.rpartition(".")[2] for name in names]
+    for name, tail in zip(names, tails, strict=True):
+        parts.append(f"{tail if tails.count(tail) == 1 else name} {_text(curve.settings.get(name))}")
+    return ", ".join(filter(None, parts)) or " ".join(str(curve.settings[name]) for name in KIND if name in curve.settings)
+
+
+def _differing(curves: list[Curve]) -> list[str]:
+    names = dict.fromkeys(name for curve in curves for name in curve.settings)
+    return [name for name in names if len({repr(curve.settings.get(name)) for curve in curves}) > 1]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return "x".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _directory(curve: Curve) -> str:
+    """Of the run; of the runs with other seeds, if it is one of a sweep."""
+    path = curve.path.resolve()
+    return path.parent.name if path.name.startswith("seed-") else path.name
+
+
+# Curves.
 
 MANY = 5  # curves in one image from which their ranges would hide them
+COLOURS = 10  # that matplotlib has
+DASHES = ("-", (0, (4, 2)), (0, (1, 1)))  # of each ten curves
+INTERVAL_FROM = 5  # seeds; an interval of fewer would be too narrow
+RESAMPLES = 1_000
 
 
-def draw(groups: dict[str, list[Curve]], out: Path) -> None:
+@dataclass(frozen=True)
+class Look:
+    x: str = ""  # one of AXES; empty: env steps, and time beside it
+    log: str = ""  # axes that are logarithmic: "x", "y" or "xy"
+    smooth: int = 1  # points of which each point is the mean
+    iqm: bool = False  # the interquartile mean instead of the mean
+
+
+def draw(groups: dict[str, list[Curve]], out: Path, look: Look | None = None) -> None:
+    """Learning curves, with the range or an interval of each group's seeds."""
     from matplotlib.figure import Figure  # without pyplot: it needs no display, and keeps no figure
 
+    look = look or Look()
+    curves = [curve for alike in groups.values() for curve in alike]
+    longest = max(float(curve.time_s[-1]) for curve in curves)
+    kinds = [look.x] if look.x else ["steps", "hours" if longest >= 3600 else "seconds"]
     many = len(groups) > MANY
-    figure = Figure((11, 5.0 if many else 4.2), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for name, curves in groups.items():
-        for axis, x in ((axes[0], "env_steps"), (axes[1], "time_s")):
-            grid, low, mean, high = band([getattr(c, x) for c in curves], [c.returns for c in curves])
-            (line,) = axis.plot(grid, mean, label=f"{name} (n = {len(curves)})", linewidth=1.8)
-            axis.fill_between(grid, low, high, alpha=0.06 if many else 0.2, color=line.get_color(), linewidth=0)
-    greedy = all(curve.greedy for curves in groups.values() for curve in curves)
+    figure = Figure((5.5 * len(kinds) + (1.5 if len(kinds) == 1 else 0), 5.0 if many else 4.2), layout="constrained")
+    axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axis, kind in zip(axes, kinds, strict=True):
+        for i, (name, alike) in enumerate(groups.items()):
+            _draw_curve(axis, kind, i, name, alike, look, many)
+        axis.set_xlabel(AXES[kind])
+        _scale(axis, look)
+        tidy(axis)
+    greedy = all(curve.greedy for curve in curves)
     axes[0].set_ylabel("return, greedy episodes" if greedy else "return")
-    axes[0].set_xlabel("env steps")
-    axes[1].set_xlabel("time (s)")
+    axes[0].set_title(common(groups), loc="left", fontsize=11)
+    axes[-1].set_title(_explanation([len(alike) for alike in groups.values()], look), loc="right", fontsize=8, color="0.4")
     if many:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    else:
+    elif len(groups) > 1:
         axes[0].legend(loc="best", frameon=False)
-    for axis in axes:
-        _plain(axis)
-    _save(figure, out)
+    save(figure, out)
 
 
-def _plain(axis: Any) -> None:
+def _draw_curve(axis: Any, kind: str, i: int, name: str, curves: list[Curve], look: Look, many: bool) -> None:
+    xs, ys = [], []
+    for curve in curves:
+        x, y = curve.x(kind), smooth(curve.returns, look.smooth)
+        known = np.isfinite(x) & ((x > 0) | ("x" not in look.log))
+        if known.any():
+            xs.append(x[known])
+            ys.append(y[known])
+    if not xs:
+        raise UserError(f"{curves[0].path} has no returns that can be drawn over {AXES[kind]}.")
+    x, low, middle, high = band(xs, ys, log="x" in look.log, iqm=look.iqm)
+    label = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
+    colour, dash = f"C{i % COLOURS}", DASHES[i // COLOURS % len(DASHES)]
+    axis.plot(
+        x,
+        middle,
+        label=label,
+        linewidth=1.3 if many else 1.8,
+        color=colour,
+        linestyle=dash,
+        marker="o" if len(x) == 1 else None,
+    )
+    if len(xs) > 1:
+        axis.fill_between(x, low, high, alpha=0.06 if many else 0.2, color=colour, linewidth=0)
+
+
+def _scale(axis: Any, look: Look) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    if "x" in look.log:
+        axis.set_xscale("log")
+    else:
+        axis.set_xlim(left=0)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _count(x)))
+    if "y" in look.log:
+        axis.set_yscale("log" if axis.dataLim.ymin > 0 else "symlog")  # returns may be negative
+
+
+def _count(x: float) -> str:
+    """20k, 1.5M."""
+    size, unit = next(((n, unit) for n, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(x) >= n), (1.0, ""))
+    return f"{x / size:.4g}{unit}"
+
+
+def _explanation(seeds: list[int], look: Look) -> str:
+    """What the lines and the bands are."""
+    parts = [f"each point is the mean of {look.smooth}"] if look.smooth > 1 else []
+    if max(seeds) > 1:
+        kinds = {"range" if n < INTERVAL_FROM else "95 % bootstrap interval" for n in seeds if n > 1}
+        of = f"{seeds[0]} seeds" if len(seeds) == 1 else "the seeds"
+        parts.append(
+            f"{'interquartile mean' if look.iqm else 'mean'} and {' or '.join(sorted(kinds, reverse=True))} of {of}"
+        )
+    return "; ".join(parts)
+
+
+def smooth(y: Array, points: int) -> Array:
+    """The mean of `points` neighbours around each point; of fewer at the ends."""
+    sums, i = np.concatenate(([0.0], np.cumsum(y))), np.arange(len(y))
+    first, after = np.maximum(0, i - points // 2), np.minimum(len(y), i + (points + 1) // 2)
+    means: Array = (sums[after] - sums[first]) / (after - first)
+    return means
+
+
+def tidy(axis: Any) -> None:
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, out: Path) -> None:
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_image(out: Path) -> None:
+    if out.suffix.lower() not in FORMATS:
+        raise UserError(f"{out} cannot be written: its name must end in .png, .svg or .pdf.")
+
+
+def save(figure: Any, out: Path) -> None:
+    check_image(out)
     try:
         figure.savefig(out, dpi=130)
     except (OSError, ValueError) as error:
         raise UserError(f"{out} cannot be written ({error}).") from None
 
 
-def band(xs: list[Array], ys: list[Array], points: int = 200) -> tuple[Array, Array, Array, Array]:
-    """(x, smallest, mean, largest) of several curves, over the range of x that all of them cover."""
+def band(
+    xs: list[Array], ys: list[Array], points: int = 200, log: bool = False, iqm: bool = False
+) -> tuple[Array, Array, Array, Array]:
+    """(x, low, middle, high) of several curves, over the range of x that all of them cover; `log`: at equal ratios of x.
+
+    The middle is the mean, or the interquartile mean; low and high are the range, or from INTERVAL_FROM curves on the 95 %
+    bootstrap interval of the middle.
+    """
     if len(xs) == 1:
         return xs[0], ys[0], ys[0], ys[0]
-    grid = np.linspace(max(x[0] for x in xs), max(max(x[0] for x in xs), min(x[-1] for x in xs)), points)
+    first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
+    grid = (np.geomspace if log else np.linspace)(first, max(first, last), points)
     curves = np.stack([np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)])  # [seeds, points]
-    return grid, curves.min(0), curves.mean(0), curves.max(0)
+    middle = trimmed_mean(curves, 0.25 if iqm else 0.0)
+    if len(xs) < INTERVAL_FROM:
+        return grid, curves.min(0), middle, curves.max(0)
+    chosen = np.random.default_rng(0).integers(0, len(xs), (RESAMPLES, len(xs)))
+    means = np.stack([trimmed_mean(curves[i], 0.25 if iqm else 0.0) for i in chosen])
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return grid, low, middle, high
 
 
-# Rates.
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Metrics that are drawn together, each with its label; `limit` is drawn dotted."""
-
-    title: str
-    series: dict[str, str]
-    limit: tuple[str, str] | None = None
-    unit: str = ""  # "fraction" or "bytes"
-
-
-PANELS = (
-    Panel("env steps/s", {"env_steps_per_s": ""}),
-    Panel("updates/s", {"learner_steps_per_s": ""}),
-    Panel("items drawn/s", {"sampled_per_s": ""}),
-    Panel("waiting, fraction of the time", {"wait/actor": "actors", "wait/learner": "learner"}, unit="fraction"),
-    Panel("queue to the store", {"queue_fill": "full", "refusing": "blocks refused"}, unit="fraction"),
-    Panel("lag of the weights, updates", {"lag_updates": ""}),
-    Panel("replay ratio", {"replay_ratio": ""}, ("samples_per_insert", "asked for")),
-    Panel("CPU, cores", {"cpu/all": ""}, ("cores", "available")),
-    Panel("memory", {"memory_bytes": ""}, ("memory_planned", "planned"), unit="bytes"),
-)
-STYLES = ("-", (0, (4, 2)))  # of the first and the second series of a panel
-
-
-@dataclass(frozen=True)
-class Rates:
-    path: Path
-    time_s: Array  # [n]
-    values: dict[str, Array]  # [n] each, NaN where a line lacks it; without those that no line has
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        lines = [line for line in read_lines(path) if number(line, "time_s") is not None]
-        keys = [key for panel in PANELS for key in (*panel.series, *(panel.limit or ())[:1])]
-        values = {key: _column(lines, key) for key in keys}
-        known = {key: x for key, x in values.items() if np.isfinite(x).any()}
-        if not any(key in known for panel in PANELS for key in panel.series):
-            raise UserError(f"{path} has no rates yet; train it for longer.")
-        return cls(path, _column(lines, "time_s"), known)
-
-
-def _column(lines: list[dict[str, Any]], key: str) -> Array:
-    """[n]; NaN where a line has no number of this name."""
-    found = (number(line, key) for line in lines)
-    return np.array([np.nan if x is None else x for x in found])
-
-
-def draw_rates(runs: list[Rates], out: Path) -> None:
-    """Small plots against time, a colour for each run; without metrics that no run has."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    panels = [panel for panel in PANELS if any(key in run.values for run in runs for key in panel.series)]
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure((3.7 * columns, 2.3 * rows + 0.5), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    seconds, unit = _clock(max(float(np.nanmax(run.time_s)) for run in runs))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, panel in zip(axes.flat, panels, strict=False):
-        _draw_panel(axis, panel, runs, seconds)
-    for axis in axes.flat[max(0, len(panels) - columns) : len(panels)]:  # the lowest of each column
-        axis.set_xlabel(f"time ({unit})")
-    lines = [Line2D([], [], color=f"C{i}", linewidth=1.8) for i in range(len(runs))]
-    figure.legend(lines, _names(runs), loc="outside upper left", ncols=min(4, len(runs)), frameon=False)
-    _save(figure, out)
-
-
-def _draw_panel(axis: Any, panel: Panel, runs: list[Rates], seconds: float) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
-
-    for i, run in enumerate(runs):
-        for style, key in zip(STYLES, panel.series, strict=False):
-            if key in run.values:
-                x, y = thin(run.time_s / seconds, run.values[key])
-                axis.plot(x, y, color=f"C{i}", linestyle=style, linewidth=1.4, marker="." if len(x) == 1 else None)
-        if panel.limit is not None and np.nanmax(run.values.get(panel.limit[0], np.zeros(1))) > 0:
-            x, y = thin(run.time_s / seconds, run.values[panel.limit[0]])
-            axis.plot(x, y, color=f"C{i}", linestyle=":", linewidth=1.2)
-    _explain(axis, panel, runs)
-    axis.set_title(panel.title, fontsize=10, loc="left")
-    axis.tick_params(labelsize=8)
-    axis.set_xlim(left=0)
-    axis.xaxis.set_major_locator(MaxNLocator(6))
-    if panel.unit == "fraction":
-        axis.set_ylim(0, 1.02)
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    else:
-        axis.set_ylim(0, 1.08 * axis.dataLim.ymax if axis.dataLim.ymax > 0 else 1.0)
-        form = format_bytes if panel.unit == "bytes" else "{:,g}".format
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: form(y)))
-    _plain(axis)
-
-
-def _explain(axis: Any, panel: Panel, runs: list[Rates]) -> None:
-    """A legend of the line styles if there are several, and the runs that lack these metrics."""
-    styles = [(name, style) for style, (key, name) in zip(STYLES, panel.series.items(), strict=False) if name]
-    if panel.limit is not None and any(panel.limit[0] in run.values for run in runs):
-        styles.append((panel.limit[1], ":"))
-    for name, style in styles:
-        axis.plot([], [], color="0.4", linestyle=style, linewidth=1.2, label=name)
-    if styles:
-        axis.legend(loc="best", frameon=False, fontsize=8)
-    without = [name for name, run in zip(_names(runs), runs, strict=True) if not set(panel.series) & set(run.values)]
-    if without:
-        more = f" and {len(without) - 2} more" if len(without) > 2 else ""
-        axis.set_title(f"missing in {', '.join(without[:2])}{more}", fontsize=7, loc="right", color="0.5")
-
-
-def _names(runs: list[Rates]) -> list[str]:
-    """The names of the runs' directories, with the parent directory where two are the same."""
-    paths = [run.path.resolve() for run in runs]
-    names = [path.name for path in paths]
-    return [path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}" for path in paths]
-
-
-def _clock(longest: float) -> tuple[float, str]:
-    """The unit of time for a run of `longest` seconds: its length and its name."""
-    return next((n, unit) for n, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")) if longest >= 3 * n or n == 1.0)
-
-
-def thin(x: Array, y: Array, points: int = 300) -> tuple[Array, Array]:
-    """The finite points; if there are more than `points`, the means over that many equal intervals of x."""
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    if len(x) <= points or x[0] == x[-1]:
-        return x, y
-    interval = np.clip(((x - x[0]) / (x[-1] - x[0]) * points).astype(int), 0, points - 1)
-    n = np.bincount(interval, minlength=points)
-    x, y = (np.bincount(interval, values, points)[n > 0] / n[n > 0] for values in (x, y))
-    return x, y
+def trimmed_mean(values: Array, fraction: float) -> Array:
+    """The mean over the first axis, without this fraction of the smallest and of the largest values (rounded down)."""
+    cut = int(fraction * len(values))
+    mean: Array = np.sort(values, 0)[cut : len(values) - cut].mean(0)
+    return mean

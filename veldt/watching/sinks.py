@@ -1,4 +1,4 @@
-"""Where the metrics and the log of a run go: JSON lines, TensorBoard events, Weights & Biases, a log file.
+"""Where the metrics and the log of a run go: JSON lines and a log file. (Also `watching.events` and `watching.trackers`.)
 
 A full disk never stops training: a line that cannot be written is dropped, with one error in the log.
 """
@@ -9,9 +9,7 @@ import json
 import logging
 import math
 import os
-import struct
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +82,7 @@ class Point(NamedTuple):
     env_steps: float
     time_s: float
     mean_return: float
+    learner_steps: float = math.nan  # NaN: unknown
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
@@ -94,90 +93,36 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
         if number(line, "eval_return") is not None:
             dated = number(line, "eval_env_steps") is not None and number(line, "eval_time_s") is not None
             steps, seconds = ("eval_env_steps", "eval_time_s") if dated else ("env_steps", "time_s")
-            points.append(Point(line[steps], line[seconds], line["eval_return"]))
+            updates = number(line, "eval_learner_steps" if dated else "learner_steps")
+            points.append(Point(line[steps], line[seconds], line["eval_return"], math.nan if updates is None else updates))
     return points
 
 
-LARGEST = 3.4e38  # of the numbers that a float32 can hold
+# Names for services that show metrics by group.
+
+GROUPS = {  # prefixes of names -> the group; the first that fits
+    ("eval_", "train_", "episodes", "bad_", "evaluations"): "returns",
+    ("store_", "demo_", "replay_ratio", "queue_fill", "refusing"): "store",
+    ("busy/", "wait/", "cpu/", "gate_", "memory_", "restarts", "lag_", "learner_stands_s"): "system",
+    ("first_update", "left_s", "resumed_from", "inference_batch"): "system",
+}
+CONSTANTS = frozenset(  # on every line, for readers of single lines
+    ("actors", "envs", "cores", "queue", "samples_per_insert", "store_capacity", "store_min_size", "store_once")
+    + ("inference_device", "memory_planned")
+)
+CLOCKS = ("env_steps", "time_s", "eval_env_steps", "eval_time_s", "eval_learner_steps")
 
 
-class TensorBoard:
-    """Scalars in TensorBoard's file format: a length, its masked CRC, a protobuf Event, its masked CRC. (Importing its own
-    writer takes longer than starting a run.)"""
-
-    def __init__(self, directory: Path) -> None:
-        path = directory / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.veldt"
-        self._file = open(path, "ab", buffering=0, opener=regular)  # noqa: SIM115
-        self._event(_field(3, b"brain.Event:2"))
-
-    def write(self, line: dict[str, Any]) -> None:
-        """What an evaluation found is at the env steps of its weights."""
-        numbers = {name: x for name, x in line.items() if isinstance(x, int | float)}
-        evaluated = {name: x for name, x in numbers.items() if name.startswith("eval_")}
-        self._scalars({name: x for name, x in numbers.items() if name not in evaluated}, int(line["env_steps"]))
-        if evaluated:
-            self._scalars(evaluated, int(line.get("eval_env_steps", line["env_steps"])))
-
-    def _scalars(self, numbers: dict[str, float], env_steps: int) -> None:
-        values = b""
-        for name, x in numbers.items():
-            if name not in ("env_steps", "time_s"):
-                single = max(-LARGEST, min(LARGEST, x)) if math.isfinite(x) else x
-                values += _field(1, _field(1, name.encode()) + b"\x15" + struct.pack("<f", single))
-        self._event(b"\x10" + _varint(env_steps) + _field(5, values))
-
-    def _event(self, body: bytes) -> None:
-        body = b"\x09" + struct.pack("<d", time.time()) + body
-        length = struct.pack("<Q", len(body))
-        self._file.write(length + _masked_crc(length) + body + _masked_crc(body))
-
-    def close(self) -> None:
-        self._file.close()
+def grouped(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line that change, by `group/name`. What no group has is the learner's: losses, values, entropies."""
+    numbers = {name: float(x) for name, x in line.items() if isinstance(x, int | float)}
+    return {group_of(name): x for name, x in numbers.items() if name not in CONSTANTS and name not in CLOCKS}
 
 
-def _varint(n: int) -> bytes:
-    out = b""
-    while n > 127:
-        out += bytes([n & 127 | 128])
-        n >>= 7
-    return out + bytes([n])
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(data)) + data
-
-
-def _crc_of_byte(crc: int) -> int:
-    for _ in range(8):
-        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc
-
-
-_CRC = [_crc_of_byte(byte) for byte in range(256)]
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """CRC-32C, masked as TensorBoard does."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-class Wandb:
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("log.wandb needs Weights & Biases; install it with: pip install 'veldt[wandb]'.") from None
-        self._run = wandb.init(project="veldt", name=directory.name, dir=str(directory), config=config)
-
-    def write(self, line: dict[str, Any]) -> None:
-        self._run.log(line, step=int(line["env_steps"]))
-
-    def close(self) -> None:
-        self._run.finish()
+def group_of(name: str) -> str:
+    group = "rates" if name.endswith("_per_s") else ""
+    group = group or next((group for prefixes, group in GROUPS.items() if name.startswith(prefixes)), "learner")
+    return f"{group}/{name.replace('/', '_')}"
 
 
 class Metrics:

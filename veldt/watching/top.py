@@ -6,6 +6,7 @@ about its processes. It holds no lock and writes nothing, so the run is not dist
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from veldt.foreign import plain, read_text, regular
 from veldt.machine import format_bytes
 from veldt.watching.links import number, percent, short
 from veldt.watching.sinks import parse
-from veldt.watching.view import View, make_table
+from veldt.watching.view import NARROW, View, make_table
 
 END = 1 << 19  # bytes that are read at the end of a long metrics file
 FIRST_S = 0.25  # between the first two looks: CPU usage is measured from one look to the next
@@ -60,7 +61,9 @@ def show_running(directory: Path, console: Console) -> None:
         text = f"{path}  {steps:,.0f} of {look.steps:,} env steps"
         text += "" if rate is None else f", {short(rate)} a second"
         console.print(f"{text}, process {pid}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"\nWatch one with: veldt top {found[0][0]}", highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"\nWatch one with: veldt top {shlex.quote(str(found[0][0]))}", highlight=False, soft_wrap=True, markup=False
+    )
 
 
 def holder(path: Path) -> int:
@@ -156,7 +159,7 @@ class Look:
         used = sum(len(console.render_lines(part)) for part in parts) + 5  # lines around the processes
         room = height - used if height else len(self.processes)
         if self.processes and room >= 2:
-            parts.append(Padding(process_table(self.processes, room), (1 if parts else 0, 0, 0, 0)))
+            parts.append(Padding(process_table(self.processes, room, console.width < NARROW), (1 if parts else 0, 0, 0, 0)))
         text, style = self._status()
         parts.append(Padding(Text(text, style), (1 if parts else 0, 0, 0, 0)))
         return Group(*parts)
@@ -175,10 +178,13 @@ class Look:
         if done is None:
             return "This run is not running, and has no metrics.", "yellow"
         if self.steps and done >= self.steps:
-            return f"This run has ended, {ago(self.age)} ago. Evaluate it with: veldt eval {self.path}", "green"
+            return (
+                f"This run has ended, {ago(self.age)} ago. Evaluate it with: veldt eval {shlex.quote(str(self.path))}",
+                "green",
+            )
         how = "was killed" if self.killed else "stopped"
         where = f"it {how} at {done:,.0f} of {self.steps:,} env steps, {ago(self.age)} ago"
-        return f"This run is not running: {where}. Continue with: veldt resume {self.path}", "yellow"
+        return f"This run is not running: {where}. Continue with: veldt resume {shlex.quote(str(self.path))}", "yellow"
 
 
 class Watched:
@@ -231,25 +237,31 @@ def read_mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def process_table(processes: list[Process], room: int) -> Table:
-    """At most `room` rows; the last one then sums up the rest."""
-    numbers = ("CPU", "memory", "threads", "restarts")
-    table = make_table("process", "pid", "state", *numbers, right=("pid", *numbers))
+def process_table(processes: list[Process], room: int, narrow: bool = False) -> Table:
+    """At most `room` rows; the last one then sums up the rest. `narrow`: without numbers that are seldom needed."""
+    numbers = ("CPU", "memory") if narrow else ("CPU", "memory", "threads", "restarts")
+    others = ("state", *numbers) if narrow else ("pid", "state", *numbers)
+    table = make_table("process", *others, right=("pid", *numbers))
+
+    def add(cells: dict[str, RenderableType]) -> None:
+        table.add_row(*(cells.get(name, "") for name in ("process", *others)))
+
     shown = processes if len(processes) <= room else processes[: room - 1]
     for p in shown:
-        table.add_row(
-            Text(p.name),
-            str(p.pid or "-"),
-            Text(p.state, "red" if p.state in ("gone", "starting", "stopped", "zombie") else ""),
-            "-" if p.cpu is None else percent(p.cpu),
-            "-" if p.memory is None else format_bytes(p.memory),
-            "-" if p.threads is None else str(p.threads),
-            _restarts(p.restarts),
-        )
+        cells: dict[str, RenderableType] = {
+            "process": Text(p.name),
+            "pid": str(p.pid or "-"),
+            "state": Text(p.state, "red" if p.state in ("gone", "starting", "stopped", "zombie") else ""),
+            "CPU": "-" if p.cpu is None else percent(p.cpu),
+            "memory": "-" if p.memory is None else format_bytes(p.memory),
+            "threads": "-" if p.threads is None else str(p.threads),
+            "restarts": _restarts(p.restarts),
+        }
+        add(cells)
     rest = processes[len(shown) :]
     if rest:
         cpu, restarts = sum(p.cpu or 0.0 for p in rest), sum(p.restarts or 0.0 for p in rest)
-        table.add_row(f"{len(rest)} more", "", "", percent(cpu), "", "", _restarts(restarts))
+        add({"process": f"{len(rest)} more", "CPU": percent(cpu), "restarts": _restarts(restarts)})
     return table
 
 

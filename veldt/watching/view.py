@@ -21,6 +21,7 @@ from veldt.watching.links import Line, LinkRow, amount, fill, format_seconds, li
 
 WIDEST = 120  # columns; in a wider table numbers are too far from their names
 WIDE = 100  # columns from which there is room for bars
+NARROW = 64  # columns below which the chain is a list, and facts are in one column
 HIGH = 0.9  # fraction of the time from which a link may be the slowest
 PLAIN_EVERY = 5.0  # seconds between two plain lines; every evaluation is printed
 ADVICE_EVERY = 10.0  # seconds between two sentences about the bottleneck in plain lines
@@ -63,8 +64,9 @@ class View:
         yield Text(_progress(line, self.steps))
         chain = links(line, self.declarations)
         if chain:
-            yield Padding(_chain(chain, width), (1, 0, 0, 0))
-        yield Padding(_facts(line, 3 if width >= WIDE else 2, self.declarations), (1, 0, 0, 0))
+            yield Padding(_narrow_chain(chain) if width < NARROW else _chain(chain, width), (1, 0, 0, 0))
+        columns = 3 if width >= WIDE else 2 if width >= NARROW else 1
+        yield Padding(_facts(line, columns, self.declarations), (1, 0, 0, 0))
         if cpu := _cpu(line):
             yield Text.assemble(("CPU ", "dim"), cpu)
         sentence = line.get("bottleneck")
@@ -75,9 +77,26 @@ class View:
 def _progress(line: Line, steps: int) -> str:
     done = number(line, "env_steps")
     text = f"{'-' if done is None else f'{done:,.0f}'}{f' of {steps:,}' if steps else ''} env steps"
-    text += f" ({percent(done / steps)})" if steps and done is not None else ""
+    text += f" ({percent(part_done(done, steps))})" if steps and done is not None else ""
     counts = ((number(line, key), unit) for key, unit in COUNTS.items())
     return ", ".join([text, *(amount(x, unit) for x, unit in counts if x is not None)])
+
+
+def part_done(env_steps: float, steps: int) -> float:
+    """In whole percent; 1 only at the end, and not more: actors step together, so a run may take a few steps too many."""
+    return max(0, min(99 if env_steps < steps else 100, round(100 * env_steps / steps))) / 100
+
+
+def _narrow_chain(chain: list[LinkRow]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for link in chain:
+        shares = [Text.assemble("busy ", _fraction(link.busy))] if link.busy is not None else []
+        shares += [Text.assemble("waits ", _fraction(link.waits))] if link.waits is not None else []
+        parts = [Text(link.rate)] if link.rate else []
+        table.add_row(Text(link.name), Text("; ").join([*parts, *shares, *map(Text, link.more)]))
+    return table
 
 
 def _chain(chain: list[LinkRow], width: int) -> Table:
@@ -176,10 +195,12 @@ class Screen:
             self._live = Live(console=self.console, refresh_per_second=4, transient=False)
             self._live.start()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, wrap: bool = False) -> None:
+        """`wrap`: between words, on a terminal; otherwise a line stays whole, so that it can be copied."""
         if not self.quiet:
             with contextlib.suppress(OSError):  # the terminal was closed
-                self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+                whole = not (wrap and self.console.is_terminal)
+                self.console.print(text, highlight=False, soft_wrap=whole, markup=False)
 
     def write(self, line: dict[str, Any]) -> None:
         self._latest |= {key: x for key, x in line.items() if x is not None}
@@ -206,7 +227,7 @@ class Screen:
     def _text(self, line: dict[str, Any]) -> str:
         if "resumed_from" in line:
             return f"resumed from learner step {line['resumed_from']:,}"
-        done = 100 * line["env_steps"] / self.steps
+        done = 100 * part_done(line["env_steps"], self.steps)
         parts = [f"{done:3.0f} %  {line['env_steps']:>9,} steps"]
         parts += [form.format(line[key]) for key, form in PLAIN.items() if key in line]
         return "  ".join([*parts, f"left {format_seconds(line.get('left_s'))}"])
