@@ -106,7 +106,7 @@ class Port:
         """
         first, pack = 2 if self.with_calls else 1, self.codec.pack
         header = np.full(first + len(self.keys), index, np.int64)
-        words, places = memoryview(header), tuple(enumerate(self.keys, first))  # an array's elements are slower
+        words, places = header.data, tuple(enumerate(self.keys, first))  # an array's elements are slower
 
         def message(args: tuple[Any, ...]) -> Tree:
             for at, i in places:
@@ -284,7 +284,7 @@ class Arguments:
     def __init__(self, arguments: int, columns: Sequence[tuple[int, str, Value]]) -> None:
         """`columns`: position, name and layout of the arguments that are not in the header."""
         self.arguments, self.columns = arguments, columns
-        self.bare = columns[0][0] if len(columns) == 1 and not columns[0][1] else None  # the place of the dict without a name
+        self.bare = next((i for i, name, _ in columns if not name), None)  # where the dict without a name is
         self.views = all((value.kind is np.ndarray and not value.optional) or not name for _, name, value in columns)
 
     def pack(self, *args: Any) -> Tree:

@@ -129,7 +129,7 @@ class _Calls(_Buffered):
         return self._out.put(message)
 
     def ask(self, port: Port, place: Place, message: Tree) -> bool:
-        if not self.put(message):
+        if (self.messages and not self.drain()) or not self._put(message):
             return False
         self.made += 1
         self.waiting[place] = self._number

@@ -30,15 +30,12 @@ COMMIT, LENGTH, FORMAT, CHECKSUM = 0, 1, 2, 3  # the words at the start of each 
 SLOT_HEADER = 64
 
 
-Columns = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
-
-
-def has_columns(tree: Tree, columns: Columns) -> bool:
-    """Whether a message has these names, types and shapes, in this order. Takes a third of the time of a look-up."""
-    if not columns or len(tree) != len(columns):
+def has_columns(tree: Tree, names: tuple[str, ...], kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> bool:
+    """Whether a message has these names, types and shapes, in this order."""
+    if tuple(tree) != names:
         return False
-    for (name, x), (own, dtype, shape) in zip(tree.items(), columns, strict=True):
-        if name != own or x.dtype is not dtype or x.shape != shape:
+    for x, (dtype, shape) in zip(tree.values(), kinds, strict=True):
+        if x.dtype is not dtype or x.shape != shape:
             return False
     return True
 
@@ -136,18 +133,20 @@ class Writer(Ring):
         self.reader, self.budget, self.max_slots, self.later = reader, budget, max_slots, later
         self._unrung = False  # messages were put since the bell rang
         self._known: dict[Any, int] = {}  # format of a message -> its number
-        self._latest: Columns = ()  # of the latest message
-        self._latest_number = 0  # of its format
+        # Of the latest message: its names, types and shapes, and the number of its format.
+        self._names: tuple[str, ...] = ("",)
+        self._kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        self._latest = 0
 
     def put(self, tree: Tree) -> bool:
         """False: the ring is full; keep the message and try again."""
-        if not has_columns(tree, self._latest):  # most messages are like the one before
+        if not has_columns(tree, self._names, self._kinds):  # most messages are like the one before
             key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
             number = self._known.get(key)
             if number is None:
                 number = self._known[key] = self._number(Format.of(tree))
-            self._latest, self._latest_number = key, number
-        return self._put(self._latest_number, tree)
+            self._names, self._kinds, self._latest = tuple(tree), [(x.dtype, x.shape) for x in tree.values()], number
+        return self._put(self._latest, tree)
 
     def put_bytes(self, format_: Format, data: Bytes) -> bool:
         """Like `put`, with the bytes of all arrays as the slot will hold them."""
