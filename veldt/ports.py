@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, Union, get_args, get_orig
 
 import numpy as np
 
-from veldt.records.tree import Tree
+from veldt.records.tree import Array, Tree
 
 F = TypeVar("F", bound=Callable[..., Any])
 STREAM, CALL, LATEST = "stream", "call", "latest"
@@ -104,19 +104,20 @@ class Port:
         A header has the index, the message's number if it goes with the calls, and the integers among the arguments. It is
         reused: who puts a message copies it.
         """
-        first, keys, pack = 2 if self.with_calls else 1, self.keys, self.codec.pack
-        header = np.full(first + len(keys), index, np.int64)
+        first, pack = 2 if self.with_calls else 1, self.codec.pack
+        header = np.full(first + len(self.keys), index, np.int64)
+        words, places = header.data, tuple(enumerate(self.keys, first))  # an array's elements are slower
 
         def message(args: tuple[Any, ...]) -> Tree:
-            for at, i in enumerate(keys, first):
-                header[at] = args[i]
+            for at, i in places:
+                words[at] = args[i]
             return {PORT: header, **pack(*args)}
 
         return message
 
-    def reply_with(self, number: int, result: Any) -> Tree:
-        """The reply to the call with this number. A dict has its own keys there."""
-        message: Tree = {REPLY: np.array([number], np.int64)}
+    def reply_with(self, number: Array, result: Any) -> Tree:
+        """The reply to the call with this number, an array [1]. A dict has its own keys there."""
+        message: Tree = {REPLY: number}
         if self.result.kind is dict:
             for key in self.only or result:
                 message[key] = result[key]
@@ -283,9 +284,12 @@ class Arguments:
     def __init__(self, arguments: int, columns: Sequence[tuple[int, str, Value]]) -> None:
         """`columns`: position, name and layout of the arguments that are not in the header."""
         self.arguments, self.columns = arguments, columns
+        self.bare = next((i for i, name, _ in columns if not name), None)  # where the dict without a name is
         self.views = all((value.kind is np.ndarray and not value.optional) or not name for _, name, value in columns)
 
     def pack(self, *args: Any) -> Tree:
+        if self.bare is not None:
+            return args[self.bare]  # type: ignore[no-any-return]
         message: Tree = {}
         for i, name, value in self.columns:
             value.pack(name, args[i], message)
@@ -339,4 +343,4 @@ def example_messages(port: Port, given: Examples | None, index: int = 0) -> tupl
     results = given.results or ([port.result.kind(0)] if port.result.kind in DTYPES else [])
     if not results:
         raise TypeError(f"{port.name} has a result whose shape is unknown: give examples to program.add")
-    return there, [port.reply_with(0, result) for result in results]
+    return there, [port.reply_with(np.zeros(1, np.int64), result) for result in results]

@@ -122,28 +122,29 @@ class _Calls(_Buffered):
         self.waiting: dict[Place, int] = {}  # the numbers of open calls, and of those that were answered
         self._open: dict[int, tuple[Place, Port]] = {}
         self._answers: dict[Place, Any] = {}
+        self._number = 0  # of the newest message
 
     def _put(self, message: Tree) -> bool:
-        message[PORT][1] = self._out.written  # its number
+        message[PORT][1] = self._number = self._out.written
         return self._out.put(message)
 
     def ask(self, port: Port, place: Place, message: Tree) -> bool:
-        if not self.put(message):
+        if (self.messages and not self.drain()) or not self._put(message):
             return False
         self.made += 1
-        self.waiting[place] = number = int(message[PORT][1])
-        self._open[number] = place, port
+        self.waiting[place] = self._number
+        self._open[self._number] = place, port
         return True
 
     def answer(self, place: Place) -> Any:
         """The reply to the call that is open there; None: not yet."""
-        replies = self._replies
-        while (message := replies.peek()) is not None:
-            found = self._open.pop(int(message[REPLY][0]), None)
+        replies, answers = self._replies, self._answers
+        while place not in answers and (message := replies.peek()) is not None:
+            found = self._open.pop(message[REPLY].item(), None)
             if found is not None:
-                self._answers[found[0]] = found[1].read_reply(message)
+                answers[found[0]] = found[1].read_reply(message)
             replies.pop()
-        answer = self._answers.pop(place, None)
+        answer = answers.pop(place, None)
         if answer is not None:
             del self.waiting[place]
         return answer
@@ -156,12 +157,13 @@ class _Calls(_Buffered):
 
 class _Call:
     def __init__(self, port: Port, index: int, calls: _Calls) -> None:
-        self._port, self._index, self._calls = port, index, calls
+        self._port, self._index, self._calls, self._arguments = port, index, calls, len(port.names)
         self._pack = port.packer(index)
         self._not_yet = False if port.result.kind is bool else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args = self._port.bind(args, kwargs)
+        if kwargs or len(args) != self._arguments:
+            args = self._port.bind(args, kwargs)
         place = self._place(args)
         if place not in self._calls.waiting and not self._calls.ask(self._port, place, self._pack(args)):
             return self._not_yet
@@ -169,14 +171,15 @@ class _Call:
         return self._not_yet if found is None else found
 
     def send(self, *args: Any, **kwargs: Any) -> bool:
-        args = self._port.bind(args, kwargs)
+        if kwargs or len(args) != self._arguments:
+            args = self._port.bind(args, kwargs)
         return self._calls.ask(self._port, self._place(args), self._pack(args))
 
     def recv(self, *key: int) -> Any:
         return self._calls.answer((self._index, *key))
 
     def _place(self, args: tuple[Any, ...]) -> Place:
-        return (self._index, *[args[i] for i in self._port.keys])
+        return (self._index, *map(args.__getitem__, self._port.keys))
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
         args = self._port.bind(args, kwargs)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -121,7 +122,8 @@ class ServiceEnds(NamedTuple):
     replies: Replies
 
 
-Place = tuple[int, int, tuple[Any, ...]]  # of a call: its channel, the index of its port, the integers among its arguments
+Place = tuple[int, ...]  # of a call: its channel, the index of its port, the integers among its arguments
+NOTHING: tuple[None, list[Any]] = (None, [])
 
 
 class CallService:
@@ -140,10 +142,11 @@ class CallService:
         self._after = [getattr(node, port.after) for port in ports.values() if port.after]
         self._dues = [port.due for port in ports.values() if port.due]
         self._views: dict[int, tuple[Tree, list[Any]]] = {}
-        self._taken = [0] * len(callers)  # requests at the front of each ring that were handled
+        self._taken: list[deque[int]] = [deque() for _ in callers]  # numbers of requests that wait in their ring, handled
         self._done: list[set[int]] = [set() for _ in callers]  # numbers of requests to pop once all older ones are done
         self._open: dict[Place, tuple[int, Sequence[Any]]] = {}  # numbers and arguments of calls that the node has accepted
         self._unsent: list[tuple[int, int, Tree]] = []  # channel, number of the call, and reply: they wait for room
+        self._number = np.zeros(1, np.int64)  # of the call that is replied to
         # Requests that an earlier incarnation has answered and perhaps not popped.
         self._answered = [{int(reply[REPLY][0]) for reply in ends.replies.recent()} for ends in callers]
 
@@ -158,14 +161,18 @@ class CallService:
             self.used = True
         worked = False
         for channel, ends in enumerate(self._callers):
-            while (message := ends.calls.peek(self._taken[channel])) is not None and self._take(channel, message):
-                self._taken[channel] += 1
+            taken, peek = self._taken[channel], ends.calls.peek
+            while (message := peek(len(taken))) is not None and (number := self._take(channel, message)) is not None:
+                taken.append(number)
                 worked = True
         if self._open or self._unsent:
             worked |= self._answer()
         for channel, done in enumerate(self._done):
-            if done:
-                self._pop(channel, done)
+            if done:  # up to the oldest that is not
+                taken, pop = self._taken[channel], self._callers[channel].calls.pop
+                while taken and taken[0] in done:
+                    pop()
+                    done.discard(taken.popleft())
         return worked
 
     @property
@@ -175,38 +182,39 @@ class CallService:
             return math.inf
         return min(float(getattr(self._node, name)) for name in self._dues) - time.monotonic()
 
-    def _take(self, channel: int, message: Tree) -> bool:
-        """Passes one request to the node. False: not now."""
-        header = message[PORT].tolist()
-        index, number, key = header[0], header[1], tuple(header[2:])
+    def _take(self, channel: int, message: Tree) -> int | None:
+        """Passes one request to the node, and returns its number. None: not now."""
+        index, number, *integers = message[PORT].tolist()
         if number in self._answered[channel]:
             self._done[channel].add(number)
-            return True
+            return number
         port, method = self._ports[index]
-        args = self._unpack(port, message, key)
+        # A ring has the same views for all messages of a slot, so the arguments are kept.
+        message_, args = self._views.get(id(message), NOTHING)
+        if message_ is not message:
+            args = self._unpack(port, message)
+        for i, integer in zip(port.keys, integers, strict=True):
+            args[i] = integer
+        place = (channel, index, *integers)
         if port.kind != CALL:
-            self._withdraw((channel, self._names[port.cancels], key))
+            self._withdraw((channel, self._names[port.cancels], *integers))
             method(*args)
             self._done[channel].add(number)
-            return True
-        place = (channel, index, key)
+            return number
         if self._recv[index] is None:
             self._withdraw(place)  # of an earlier incarnation of the caller: one has a single call open with this key
         elif place in self._open or not method(*args):
-            return False
+            return None
         self._open[place] = number, args
-        return True
+        return number
 
-    def _unpack(self, port: Port, message: Tree, integers: Sequence[int]) -> Sequence[Any]:
-        """The arguments in a message. A ring has the same views for all messages of a slot, so theirs are kept."""
-        known = self._views.get(id(message))
-        if known is None or known[0] is not message:
-            known = message, list(port.codec.unpack(self._node, message))
-            if port.codec.views:
-                if len(self._views) > MAX_VIEWS:
-                    self._views.clear()
-                self._views[id(message)] = known
-        return fill(known[1], port, integers)
+    def _unpack(self, port: Port, message: Tree) -> list[Any]:
+        args = list(port.codec.unpack(self._node, message))
+        if port.codec.views:
+            if len(self._views) > MAX_VIEWS:
+                self._views.clear()
+            self._views[id(message)] = message, args
+        return args
 
     def _withdraw(self, place: Place) -> None:
         earlier = self._open.pop(place, None)
@@ -215,32 +223,33 @@ class CallService:
 
     def _answer(self) -> bool:
         """Sends the replies that the node has."""
-        for (channel, index, key), (number, args) in list(self._open.items()):
-            port, method = self._ports[index]
-            recv = self._recv[index]
-            found = method(*args) if recv is None else recv(*key)
+        sent = False
+        if self._unsent:
+            waiting, self._unsent = self._unsent, []
+            sent = any([self._send(*reply) for reply in waiting])
+        found_any = False
+        for place, (number, args) in list(self._open.items()):
+            recv = self._recv[place[1]]
+            found = self._ports[place[1]][1](*args) if recv is None else recv(*place[2:])
             if found is not None and not is_no(found):
-                del self._open[channel, index, key]
-                self._unsent.append((channel, number, port.reply_with(number, found)))
-        waiting, self._unsent = self._unsent, []
-        for channel, number, reply in waiting:
-            if self._callers[channel].replies.put(reply):
-                self._done[channel].add(number)
-            else:
-                self._unsent.append((channel, number, reply))
-        for ends in self._callers:
-            ends.replies.ring()
-        for after in self._after:
-            after()
-        return len(self._unsent) < len(waiting)
+                del self._open[place]
+                found_any = True
+                self._number[0] = number
+                sent |= self._send(place[0], number, self._ports[place[1]][0].reply_with(self._number, found))
+        if sent:
+            for ends in self._callers:
+                ends.replies.ring()
+        if found_any:
+            for after in self._after:
+                after()
+        return sent
 
-    def _pop(self, channel: int, done: set[int]) -> None:
-        """Pops requests that are done, up to the oldest that is not."""
-        calls = self._callers[channel].calls
-        while done and (message := calls.peek()) is not None and (number := int(message[PORT][1])) in done:
-            calls.pop()
-            done.discard(number)
-            self._taken[channel] -= 1
+    def _send(self, channel: int, number: int, reply: Tree) -> bool:
+        if self._callers[channel].replies.put(reply):
+            self._done[channel].add(number)
+            return True
+        self._unsent.append((channel, number, reply | {REPLY: np.array([number], np.int64)}))
+        return False
 
 
 class LatestService:

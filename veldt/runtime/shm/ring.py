@@ -30,15 +30,12 @@ COMMIT, LENGTH, FORMAT, CHECKSUM = 0, 1, 2, 3  # the words at the start of each 
 SLOT_HEADER = 64
 
 
-Columns = tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
-
-
-def has_columns(tree: Tree, columns: Columns) -> bool:
-    """Whether a message has these names, types and shapes, in this order. Takes a third of the time of a look-up."""
-    if not columns or len(tree) != len(columns):
+def has_columns(tree: Tree, names: tuple[str, ...], kinds: list[tuple[np.dtype[Any], tuple[int, ...]]]) -> bool:
+    """Whether a message has these names, types and shapes, in this order."""
+    if tuple(tree) != names:
         return False
-    for (name, x), (own, dtype, shape) in zip(tree.items(), columns, strict=True):
-        if name != own or x.dtype is not dtype or x.shape != shape:
+    for x, (dtype, shape) in zip(tree.values(), kinds, strict=True):
+        if x.dtype is not dtype or x.shape != shape:
             return False
     return True
 
@@ -74,14 +71,15 @@ class Ring:
             self._memory, self._words, self._shape = memory, memory.words(0, PAGE // 8), shape
             self._at = [_ring_bytes(i, self.slot_bytes) for i in range(self.slots)]
             self._headers = [memory.words(at, SLOT_HEADER // 8) for at in self._at]
-            self._views: dict[tuple[int, int], Tree] = {}
+            self._views: list[dict[int, Tree]] = [{} for _ in self._at]  # by slot and format
+            self._held = [-1] * self.slots  # the format of the message that this writer last put in each slot
         return True
 
     def _slot_views(self, slot: int, format_: int) -> Tree:
-        found = self._views.get((slot, format_))
+        found = self._views[slot].get(format_)
         if found is None:
             found = self._formats[format_].views(self._memory.map, self._at[slot] + SLOT_HEADER)
-            self._views[slot, format_] = found if self.writes else read_only(found)
+            self._views[slot][format_] = found if self.writes else read_only(found)
         return found
 
     def _holds(self, slot: int, number: int) -> bool:
@@ -135,18 +133,20 @@ class Writer(Ring):
         self.reader, self.budget, self.max_slots, self.later = reader, budget, max_slots, later
         self._unrung = False  # messages were put since the bell rang
         self._known: dict[Any, int] = {}  # format of a message -> its number
-        self._latest: Columns = ()  # of the latest message
-        self._latest_number = 0  # of its format
+        # Of the latest message: its names, types and shapes, and the number of its format.
+        self._names: tuple[str, ...] = ("",)
+        self._kinds: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
+        self._latest = 0
 
     def put(self, tree: Tree) -> bool:
         """False: the ring is full; keep the message and try again."""
-        if not has_columns(tree, self._latest):  # most messages are like the one before
+        if not has_columns(tree, self._names, self._kinds):  # most messages are like the one before
             key = tuple([(name, x.dtype, x.shape) for name, x in tree.items()])
             number = self._known.get(key)
             if number is None:
                 number = self._known[key] = self._number(Format.of(tree))
-            self._latest, self._latest_number = key, number
-        return self._put(self._latest_number, tree)
+            self._names, self._kinds, self._latest = tuple(tree), [(x.dtype, x.shape) for x in tree.values()], number
+        return self._put(self._latest, tree)
 
     def put_bytes(self, format_: Format, data: Bytes) -> bool:
         """Like `put`, with the bytes of all arrays as the slot will hold them."""
@@ -195,12 +195,13 @@ class Writer(Ring):
         header, nbytes = self._headers[slot], self._formats[number].nbytes
         if isinstance(message, dict):
             views = self._slot_views(slot, number)
-            for name, x in message.items():
-                views[name][...] = x
+            for view, x in zip(views.values(), message.values(), strict=True):
+                view[...] = x
         else:
             self._bytes(slot, nbytes)[:] = message
-        header[FORMAT], header[LENGTH] = number, nbytes
-        header[CHECKSUM] = zlib.crc32(self._bytes(slot, nbytes)) if CHECKED else -1
+        if CHECKED or self._held[slot] != number:
+            header[FORMAT], header[LENGTH], self._held[slot] = number, nbytes, number
+            header[CHECKSUM] = zlib.crc32(self._bytes(slot, nbytes)) if CHECKED else -1
 
     def _commit(self, slot: int, head: int) -> None:
         self._headers[slot][COMMIT] = head + 1
@@ -243,18 +244,6 @@ class Reader(Ring):
 
     def peek(self, ahead: int = 0) -> Tree | None:
         """Views of the message this many behind the oldest; None: there is none yet."""
-        slot = self._find(ahead)
-        return None if slot is None else self._slot_views(slot, self._headers[slot][FORMAT])
-
-    def peek_bytes(self, ahead: int = 0) -> tuple[Format, memoryview] | None:
-        """Like `peek`, with the bytes of all arrays as they are in the slot."""
-        slot = self._find(ahead)
-        if slot is None:
-            return None
-        format_ = self._formats[self._headers[slot][FORMAT]]
-        return format_, self._bytes(slot, format_.nbytes)
-
-    def _find(self, ahead: int) -> int | None:
         if not self._shape and not self._map():
             return None
         words = self._words
@@ -264,9 +253,21 @@ class Reader(Ring):
         if words[SHAPE] != self._shape:  # read after the head: the message may be the first in larger slots
             self._map()
         slot = number % self.slots
-        if not self._is_intact(slot, number) and not self._wait_intact(slot, number):
-            raise Torn(f"message {number} of a ring was not committed, or changed after that")
-        return slot
+        header = self._headers[slot]
+        found = self._views[slot].get(header[FORMAT])
+        if CHECKED or found is None or header[COMMIT] != number + 1:
+            if not self._is_intact(slot, number) and not self._wait_intact(slot, number):
+                raise Torn(f"message {number} of a ring was not committed, or changed after that")
+            found = self._slot_views(slot, header[FORMAT])
+        return found
+
+    def peek_bytes(self, ahead: int = 0) -> tuple[Format, memoryview] | None:
+        """Like `peek`, with the bytes of all arrays as they are in the slot."""
+        if self.peek(ahead) is None:
+            return None
+        slot = (self._words[TAIL] + ahead) % self.slots
+        format_ = self._formats[self._headers[slot][FORMAT]]
+        return format_, self._bytes(slot, format_.nbytes)
 
     def _wait_intact(self, slot: int, number: int) -> bool:
         deadline = time.monotonic() + 1.0  # on CPUs that reorder stores, the last may become visible later
