@@ -6,6 +6,9 @@ the name `local:qualname`.
 
 import contextlib
 import importlib
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +92,8 @@ def find(name: str) -> Callable[..., Any] | None:
     if not module or module.startswith("."):
         raise UserError(f"{name!r} must be module:callable, as in my_package.my_module:make.")
     try:
+        if importlib.util.find_spec(module.partition(".")[0]) is None and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # a module beside the user, whom no installed one precedes
         found: Any = importlib.import_module(module)
     except Exception as error:  # importing a module may raise anything
         raise UserError(
