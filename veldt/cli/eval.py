@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from veldt.errors import UserError
+from veldt.errors import UserError, count
 from veldt.experiment.run import Run, check_video, record_video
 
 
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
         check_video(args.video)
     result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env)
     print(
-        f"{args.episodes} episodes: mean return {result.mean_return:.1f} "
+        f"{count(args.episodes, 'episode')}: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
         f"mean length {result.mean_length:.1f}"
     )

@@ -21,10 +21,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from veldt import bounds, callables
 from veldt.acting.actor import Policy
-from veldt.bounds import above, at_least
+from veldt.bounds import above, at_least, between
 from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari, make_env
-from veldt.errors import UserError
+from veldt.errors import UserError, count
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
@@ -39,7 +39,15 @@ class Record:
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The directory to create."""
     env: str = ""
-    """A Gymnasium id, or module:callable (default: that of the run)."""
+    """A Gymnasium id, module:id or module:callable (default: that of the run)."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, key=value (default: those of the run, if its environment is played)."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers, module:callable, applied to the environment in this order (default: those of the run)."""
+    image_size: Annotated[int, between(0, 1024)] = 0
+    """Resize large images, as in veldt train (default: as in the run)."""
+    grayscale: bool = False
+    """Make large images grey (default: as in the run)."""
     episodes: Annotated[int, above(0)] = 20
     """Number of episodes to record."""
     seed: Annotated[int, at_least(0)] = 0
@@ -75,7 +83,9 @@ def run(argv: list[str]) -> int:
         if demos is None:
             print("Stopped before an episode ended; nothing was recorded.")
         else:
-            stopped = f"Stopped at {len(demos)} of {args.episodes} episodes" if signals else f"{len(demos)} episodes"
+            stopped = (
+                f"Stopped at {len(demos)} of {count(args.episodes, 'episode')}" if signals else count(len(demos), "episode")
+            )
             discarded = f", {demos.discarded} discarded" if demos.discarded else ""
             print(f"{args.out}: {stopped}, {demos.steps:,} steps, mean return {demos.returns.mean():.1f}{discarded}")
     if signals:
@@ -97,7 +107,8 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
     if not args.env:
         raise UserError("Give the environment to play, for example --env CartPole-v1")
     _check_protocol(args.env, args.protocol)
-    envs, game = make_played(args.env, args.protocol)
+    how = {"kwargs": args.env_kwargs, "wrappers": args.wrappers}
+    envs, game = make_played(args.env, args.protocol, **how, image_size=args.image_size, grayscale=args.grayscale)
     return envs, Scripted(make, game, envs.spec, args.policy)
 
 
@@ -108,7 +119,14 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
     _check_protocol(env, protocol)
     policy = Run(path, args.trust).policy(args.epsilon)
     policy.rng = np.random.default_rng(derive(args.seed, "demonstrator"))
-    envs = make_env(env, 1, protocol=protocol, clip=config.clip_observations)
+    options = config.options_for(env) | {"protocol": protocol}
+    given = {
+        "kwargs": args.env_kwargs,
+        "wrappers": args.wrappers,
+        "image_size": args.image_size,
+        "grayscale": args.grayscale,
+    }
+    envs = make_env(env, 1, **options | {name: value for name, value in given.items() if value})
     theirs, ours = policy.env, envs.spec
     if (theirs.step, theirs.action, str(theirs.action_space)) != (ours.step, ours.action, str(ours.action_space)):
         envs.close()
@@ -130,7 +148,7 @@ def _progress(args: Record) -> Iterator[Callable[[Recording], None]]:
     def show(recording: Recording) -> None:
         nonlocal printed
         kept = len(recording.returns)
-        text = f"{kept} of {args.episodes} episodes, {recording.steps:,} steps"
+        text = f"{kept} of {count(args.episodes, 'episode')}, {recording.steps:,} steps"
         text += f", mean return {np.mean(recording.returns):.1f}" if kept else f", best return {recording.best:.1f}"
         text += f", {recording.discarded} discarded" if recording.discarded else ""
         if console.is_terminal:

@@ -37,7 +37,9 @@ FAMILIES = (
         "highway-env",
     ),
     Family(
-        "Fetch|HandReach|HandManipulate|AntMaze|PointMaze|AdroitHand|FrankaKitchen", "gymnasium_robotics", "gymnasium-robotics"
+        "Fetch|HandReach|HandManipulate|AntMaze|PointMaze|AdroitHand|FrankaKitchen",
+        "gymnasium_robotics",
+        "gymnasium-robotics",
     ),
     Family("Panda[A-Z]", "panda_gym", "panda-gym"),
     Family("FlappyBird-", "flappy_bird_gymnasium", "flappy-bird-gymnasium"),

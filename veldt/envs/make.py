@@ -128,7 +128,9 @@ def read_kwargs(kwargs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
 
 def words_of_text(words: Sequence[str]) -> list[str]:
     """Those that hold more than numbers and booleans: a text may name a file or code."""
-    return [word for word in words if not all(x is None or isinstance(x, int | float) for x in read_kwargs([word]).values())]
+    return [
+        word for word in words if not all(x is None or isinstance(x, int | float) for x in read_kwargs([word]).values())
+    ]
 
 
 def as_words(kwargs: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
@@ -137,8 +139,20 @@ def as_words(kwargs: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
         return tuple(kwargs)
     words = tuple(f"{key}={_word(value)}" for key, value in kwargs.items())
     if read_kwargs(words) != dict(kwargs):
-        raise UserError("env_kwargs must be numbers, booleans, texts, or lists and dicts of them; for others use a function.")
+        raise UserError(
+            "env_kwargs must be numbers, booleans, texts, or lists and dicts of them; for others use a function."
+        )
     return words
+
+
+def as_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose env_kwargs may be a dict, and wrappers functions, as a config has them: as texts."""
+    found = dict(settings)
+    if "env_kwargs" in found:
+        found["env_kwargs"] = as_words(found["env_kwargs"])
+    if "wrappers" in found:
+        found["wrappers"] = tuple(x if isinstance(x, str) else callables.name_of(x) for x in found["wrappers"])
+    return found
 
 
 def _word(value: Any) -> str:

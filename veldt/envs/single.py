@@ -38,9 +38,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
             raise UserError(f"{self.name}: reset does not take {word}; Gymnasium's environments have {needs}.") from error
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
             old = " as old Gym's environments do" if not isinstance(found, tuple) else ""
-            raise UserError(
-                f"{self.name}: reset must return an observation and a dict (obs, info), but it returned {_kind(found)}{old}."
-            )
+            raise UserError(f"{self.name}: reset must return a tuple (obs, info), but it returned {_kind(found)}{old}.")
         self._check(found[0], "reset")
         self._reset = True
         return found[0], {}
@@ -65,7 +63,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
         if n != 5:
             old = ", as old Gym's environments do; split done into terminated and truncated" if n == 4 else ""
             what = f"{n} values" if n else _kind(found)
-            raise UserError(f"{self.name}: step must return obs, reward, terminated, truncated, info; it returned {what}{old}.")
+            raise UserError(f"{self.name}: step must return obs, reward, terminated, truncated, info, not {what}{old}.")
         obs, reward, terminated, truncated, info = found
         self._check(obs, "step")
         if not _is_number(reward):
@@ -130,7 +128,9 @@ def check_kind(env: Any, name: str) -> None:
     elif "pettingzoo" in packages:
         what = "a PettingZoo environment of several agents; Veldt trains one agent: control the others in a gymnasium.Env"
     elif "gym" in packages or "gym3" in packages:
-        what = "an environment of the old Gym package; make it a Gymnasium one with shimmy (GymV21CompatibilityV0, GymV26...)"
+        what = (
+            "an environment of the old Gym package; make it a Gymnasium one with shimmy (GymV21CompatibilityV0, GymV26...)"
+        )
     elif "dm_env" in packages or "dm_control" in packages:
         what = "a dm_env environment; make it a Gymnasium one with shimmy.DmControlCompatibilityV0"
     else:

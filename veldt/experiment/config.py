@@ -305,6 +305,10 @@ class Config:
             "combine": self.algorithm.one_choice,
         }
 
+    def options_for(self, env: str) -> dict[str, Any]:
+        """The same for another environment, whose arguments may have other names."""
+        return self.env_options if env == self.env else self.env_options | {"kwargs": ()}
+
     def env_spec(self) -> EnvSpec:
         with contextlib.closing(self.envs()) as envs:
             return envs.spec

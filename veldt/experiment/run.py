@@ -21,6 +21,7 @@ from veldt.acting.policy import LocalPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.counters import Counters
 from veldt.envs import EnvLike, Envs, make_env
+from veldt.envs.make import as_names
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.checkpoint import Checkpoints
@@ -83,8 +84,8 @@ class Run:
         if epsilon is not None:
             check_value("epsilon", epsilon, between(0, 1))
         config = self._code_config()
-        clip, n = config.clip_observations, min(episodes, 20)
-        with closing(make_env(env or config.env, n, protocol=config.protocol, clip=clip)) as envs:
+        n = min(episodes, 20)
+        with closing(make_env(env or config.env, n, **config.options_for(env or config.env))) as envs:
             theirs, own = envs.spec, config.env_spec() if env else envs.spec
             if own.observation != theirs.observation or own.action_space != theirs.action_space:
                 raise UserError(
@@ -120,13 +121,15 @@ def train(
 ) -> Run:
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
-    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
+    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. `env_kwargs` may be
+    a dict, and `wrappers` classes or functions.
     """
     if env is not None and not isinstance(env, str) and not callable(env):
         raise UserError(
             f"env must be a name or a function that makes an environment, not a {type(env).__name__}; for example "
             "env=lambda: gym.make('CartPole-v1')."
         )
+    overrides = as_names(overrides)
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
     name = callables.name_of(env) if callable(env) else env

@@ -284,8 +284,8 @@ def torso_for(
     """A convolutional network for images, an MLP for other observations, one torso for each key of a Dict.
 
     `auto`: uint8 or bool images of at least 36 x 36 get the convnet named by `large`, as those of floats with channels do;
-    smaller ones with channels, as MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to the
-    large images of a Dict. Without `last` the last linear layer of each torso is left to the heads. `normalize` is for
+    smaller ones with channels, as MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to
+    the large images of a Dict. Without `last` the last linear layer of each torso is left to the heads. `normalize` is for
     vectors of floats. `only_pictures`: without those that get an MLP.
     """
     torsos: dict[str, Torso] = {}

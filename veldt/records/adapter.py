@@ -41,22 +41,22 @@ class Column:
         self.path, self.space = path, space
         self.sizes: tuple[int, ...] = ()  # of the choices of Discrete and MultiDiscrete
         self.start: Any = 0
+        self.raw: np.dtype[Any] = np.dtype(np.int64)
         self.scale, self.shrink = 0.0, None  # of what becomes uint8; of an image that is made smaller
         shape = self.shape = space.shape or ()  # as it is read
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             sizes, start = _choices(space)
             self.sizes, self.start = tuple(sizes.ravel().tolist()), start
-            self.raw = np.dtype(np.int64)
             self.spec = spec(shape, np.int16 if sizes.max() < 2**15 else np.int32)
             return
         self.raw = np.dtype(np.bool_) if isinstance(space, spaces.MultiBinary) else _plain(space.dtype)
         self.spec = spec(shape, self.raw)
-        self.image = _image(space) if isinstance(space, spaces.Box) else None
-        if self.image is None:
+        if not isinstance(space, spaces.Box) or (image := _image(space)) is None:
             return
-        self.scale = _scale(space, self.image)
-        if self.image.side >= LARGE and (image_size or grayscale):
-            self.shrink = Shrink(shape, self.image, image_size, grayscale)
+        self.image = image
+        self.scale = _scale(space, image)
+        if image.side >= LARGE and (image_size or grayscale):
+            self.shrink = Shrink(shape, image, image_size, grayscale)
             shape = self.shrink.shape
         self.spec = spec(shape, np.uint8 if self.scale else self.raw)
 
@@ -169,11 +169,9 @@ class Adapter:
         shown = f"images of {made.image.height} x {made.image.width}" if made.image else ""
         if made.scale and made.raw.kind == "f":
             self.notices.append(f"{key}: {shown} in floats are kept as bytes (256 levels)")
-        if made.image and made.spec.dtype == np.uint8 and made.shrink is None:
-            if max(made.image.height, made.image.width) > HUGE:
-                times = made.spec.nbytes / 84**2
-                less = f"--image-size 84 --grayscale makes them {times:.0f} times smaller"
-                self.notices.append(f"{key}: {shown} are large for a replay store and a network; {less}")
+        if made.image and not made.shrink and max(made.image.height, made.image.width) > HUGE:
+            less = f"--image-size 84 --grayscale makes them {made.spec.nbytes / 84**2:.0f} times smaller"
+            self.notices.append(f"{key}: {shown} are large for a replay store and a network; {less}")
 
     def _action_space(self, name: str, combine: bool) -> Space:
         whole, leaves = self.taken, [leaf for _, leaf in self._parts]
@@ -187,8 +185,8 @@ class Adapter:
             return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
         if not all(discrete):
             raise UserError(
-                f"{name} has both discrete and continuous actions, {_short(whole)}; Veldt's algorithms take one kind: fix or "
-                "discretise the others in a wrapper (gymnasium.ActionWrapper)."
+                f"{name} has both discrete and continuous actions, {_short(whole)}; Veldt's algorithms take one kind: fix "
+                "or discretise the others in a wrapper (gymnasium.ActionWrapper)."
             )
         if isinstance(whole, spaces.Discrete):
             return whole
@@ -207,7 +205,7 @@ class Adapter:
             raise UserError(f"{name} has actions of integers without bounds, {_short(leaf)}; bound them in a wrapper.")
         if np.sum(_choices(leaf)[0], dtype=np.float64) > MOST_CHOICES:
             raise UserError(
-                f"{name} has actions of integers in a wide range, {_short(leaf)}, more than {MOST_CHOICES:,} choices in all; "
+                f"{name} has actions of integers in a wide range, {_short(leaf)}: over {MOST_CHOICES:,} choices; "
                 "offer fewer in a wrapper (gymnasium.ActionWrapper), or floats, for apex-dpg and impala."
             )
 
@@ -223,8 +221,8 @@ def _leaves(space: Space, name: str, what: str, path: Path = ()) -> Iterator[tup
     if not isinstance(space, known | spaces.Text if what == "observation" else known):
         where = f" ({'.'.join(map(str, path))})" if path else ""
         raise UserError(
-            f"{name} has the {what} space {_short(space)}{where}; Veldt takes Box, Discrete, MultiDiscrete and MultiBinary, "
-            f"in Dicts and Tuples too: write a wrapper that makes one of them of it (gymnasium.{what.title()}Wrapper)."
+            f"{name} has the {what} space {_short(space)}{where}; Veldt takes Box, Discrete, MultiDiscrete, MultiBinary, "
+            f"and Dicts and Tuples of them: write a wrapper that makes one of them of it (gymnasium.{what.title()}Wrapper)."
         )
     yield path, space
 
@@ -256,8 +254,13 @@ def _plain(dtype: Any) -> np.dtype[Any]:
     dtype = np.dtype(dtype)
     if dtype.kind == "f":
         return dtype if dtype.itemsize <= 4 else np.dtype(np.float32)
-    unsigned = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.float32}
-    return np.dtype(unsigned.get(dtype, dtype))
+    unsigned: dict[Any, Any] = {
+        np.dtype(np.uint16): np.int32,
+        np.dtype(np.uint32): np.int64,
+        np.dtype(np.uint64): np.float32,
+    }
+    found: np.dtype[Any] = np.dtype(unsigned.get(dtype, dtype))
+    return found
 
 
 def _image(box: spaces.Box) -> Image | None:

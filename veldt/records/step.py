@@ -15,7 +15,7 @@ So the transition t -> t+1 is (obs[t], action[t], reward[t+1], discount[t+1], ob
 records: its final observation is an ordinary record, and truncation needs no special case. This is what Gymnasium's
 NEXT_STEP autoreset emits. Time is shifted once, in the loss, in words.
 
-A Box observation is the column `obs`; a Dict or Tuple observation is one column `obs/key` for each part (`records.adapter`).
+A Box observation is the column `obs`; each part of a Dict or Tuple is a column `obs/key` (`records.adapter`).
 """
 
 from dataclasses import dataclass, field
