@@ -102,6 +102,10 @@ def _register(env: str, family: Family) -> None:
             for function in ("register_envs", "register_robotics_envs", "register_gymnasium_envs"):
                 if hasattr(module, function):
                     getattr(module, function)()
+        if not any(re.match(family.ids, name) for name in gym.registry):
+            raise UserError(f"{env}: {family.module} is there, but not what it needs: pip install '{family.package}'.")
+    except UserError:
+        raise
     except ImportError as error:
         missing = str(getattr(error, "name", None) or "").partition(".")[0]
         package = family.module.partition(".")[0]

@@ -72,7 +72,10 @@ def _registered(
         if arguments or around:
             raise UserError(f"{env} runs in ale-py's C++ vector: it takes neither env_kwargs nor wrappers; see --protocol.")
         return Atari(env_id, n, find_protocol(protocol), render)
-    if gym.spec(env_id).vector_entry_point is not None and not render and not around:
+    spec = gym.spec(env_id)
+    # Vectors of other packages reset as they like.
+    native = spec.entry_point is None or str(spec.vector_entry_point).startswith(("gymnasium.", "veldt."))
+    if spec.vector_entry_point is not None and native and not render and not around:
         return gym.make_vec(env_id, n, vectorization_mode="vector_entry_point", **arguments)
     options: dict[str, Any] = ({"render_mode": "rgb_array"} if render else {}) | arguments
     return _sync(functools.partial(_one, functools.partial(_by_id, env_id, options), around, env), n)

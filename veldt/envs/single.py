@@ -24,6 +24,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.name = name
         self._reset = self._stepped = False  # and what came was checked
+        self._scalar = isinstance(env.action_space, spaces.Box) and env.action_space.shape == ()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._reset:
@@ -44,6 +45,8 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
         return found[0], {}
 
     def step(self, action: Any) -> Any:
+        if self._scalar:  # of a vector's actions these alone are no arrays
+            action = np.asarray(action)
         if self._stepped:
             found: Any = self.env.step(action)
         else:
@@ -68,7 +71,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
         self._check(obs, "step")
         if not _is_number(reward):
             raise UserError(
-                f"{self.name}: step must return one number as the reward, not {_kind(reward)}; combine several in a wrapper."
+                f"{self.name}: step must return one number as the reward, not {_kind(reward)}; sum several in a wrapper."
             )
         for what, flag in (("terminated", terminated), ("truncated", truncated)):
             if not _is_number(flag):

@@ -149,8 +149,8 @@ class Adapter:
 
     def _add(self, path: Path, leaf: Space, name: str, image_size: int, grayscale: bool) -> None:
         column = ".".join(map(str, path))
-        if isinstance(leaf, spaces.Text):
-            self.notices.append(f"the observation {column or 'of text'} is dropped: a network cannot take Text")
+        if _is_text(leaf):
+            self.notices.append(f"the observation {column or 'of text'} is dropped: a network cannot take text")
             return
         if 0 in (leaf.shape or ()):
             self.notices.append(f"the observation {column} is dropped: it is empty")
@@ -218,13 +218,18 @@ def _leaves(space: Space, name: str, what: str, path: Path = ()) -> Iterator[tup
             yield from _leaves(part, name, what, (*path, key))
         return
     known: Any = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    if not isinstance(space, known | spaces.Text if what == "observation" else known):
+    if not (isinstance(space, known) or (what == "observation" and _is_text(space))):
         where = f" ({'.'.join(map(str, path))})" if path else ""
         raise UserError(
             f"{name} has the {what} space {_short(space)}{where}; Veldt takes Box, Discrete, MultiDiscrete, MultiBinary, "
             f"and Dicts and Tuples of them: write a wrapper that makes one of them of it (gymnasium.{what.title()}Wrapper)."
         )
     yield path, space
+
+
+def _is_text(space: Space) -> bool:
+    """Text, and spaces of other packages whose values are texts, such as MiniGrid's missions."""
+    return space.dtype is not None and np.dtype(space.dtype).kind in "US"
 
 
 def _structure(space: Space, parts: Iterator[tuple[Path, Array]]) -> Any:
