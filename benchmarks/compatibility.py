@@ -4,8 +4,8 @@
     python benchmarks/compatibility.py --families minigrid mujoco --out compatibility
 
 Each run is a process of its own with a time limit. It works, is refused in a sentence, ends with a traceback, hangs, or has
-bad data: observations that were dropped, a column that never changes, or an episode that never begins. A package that is not
-installed is listed as such. Writes OUT.md, by family, and OUT.json.
+bad data: dropped observations, or a column that never changes while no episode ends. Packages that are not installed are
+named. Writes OUT.md, by family, and OUT.json.
 """
 
 import argparse
