@@ -152,6 +152,8 @@ def find(name: str) -> Callable[..., Any] | None:
 
 def _import(name: str, module: str) -> Any:
     try:
+        if importlib.util.find_spec(module.partition(".")[0]) is None and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # a module beside the user, whom no installed one precedes
         with _imports(module):
             return importlib.import_module(module)
     except (Exception, SystemExit, StartsRun) as error:  # importing a module may raise anything

@@ -1,4 +1,4 @@
-"""Errors that the command line prints without a traceback of its own."""
+"""Errors that the command line prints without a traceback of its own, and words in its sentences."""
 
 import difflib
 from collections.abc import Iterable
@@ -26,6 +26,11 @@ class ProcessFailed(RuntimeError):
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
         self.traceback = traceback
+
+
+def count(n: int, what: str) -> str:
+    """'1 episode', '1,000 episodes'."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def did_you_mean(word: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:

@@ -20,13 +20,14 @@ from veldt.acting.actor import Actor
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.base import Batch
-from veldt.algorithms.dpg import DPG, ActorCritic, flat
+from veldt.algorithms.dpg import DPG, ActorCritic
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes, settings
 from veldt.experiment.config import GaussianConfig
 from veldt.learning.params import LatestParams, Weights
+from veldt.nets.networks import Vector
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
@@ -270,6 +271,8 @@ def test_an_action_without_a_range_is_always_the_same() -> None:
 
 def test_observations_of_a_dict_are_read_by_name_in_whatever_order_they_come() -> None:
     one = {"b": torch.ones(2, 1), "a": torch.zeros(2, 3)}
+    columns = {"obs/b": spec((1,), np.float32), "obs/a": spec((3,), np.float32)}
+    flat = Vector(EnvSpec("d", columns, spec((1,), np.float32), spaces.Box(-1, 1)), 1, ())
     assert flat(one).tolist() == flat(dict(reversed(one.items()))).tolist() == [[0, 0, 0, 1]] * 2
     env = EnvSpec(
         "d", {"obs/a": spec((3,), np.float32), "obs/b": spec((2, 2), np.float32)}, spec((1,), np.float32), spaces.Box(-1, 1)

@@ -1,5 +1,6 @@
 """The contract between a paper and the rest: an algorithm knows tensors and time, and no process, queue, file or clock."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -7,13 +8,16 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from veldt import bounds
 from veldt.bounds import above, at_least, between
+from veldt.errors import UserError
 from veldt.learning.returns import NStep, n_step
 from veldt.nets.networks import TAKEN, Recurrent, Rows
 from veldt.nets.torsos import each, on_device, torso_for, user_network
+from veldt.records.adapter import MOST_COMBINED
 from veldt.records.block import Schema, Window
 from veldt.records.history import check_stacked, observation, observation_at, observations
 from veldt.records.step import EnvSpec
@@ -70,6 +74,7 @@ class Algorithm(Protocol):
     """To inherit. By default it records nothing beside the action, has no recurrent state, and explores by an epsilon."""
 
     uses_target: ClassVar[bool] = True  # whether `loss` reads the target network
+    one_choice: ClassVar[bool] = False  # it takes Discrete actions alone: a few combinations of choices become one
     exploration: ClassVar[str] = "epsilon"  # the name of `explore` in metrics: epsilon, sigma...; empty: not reported
 
     @property
@@ -186,6 +191,19 @@ class Observer(Algorithm):
         own = net.encode(batch[net.taken][:, at:-1])  # [B, T - 1, E], taken at the row before
         taken = torch.cat((starts[TAKEN][:, None], own), 1) * (~batch["first"][:, at:])[:, :, None]
         return Rows(obs, taken, reward, batch.host["first"][:, at:])
+
+
+def require_one_choice(env: EnvSpec, name: str) -> None:
+    """Raises a UserError unless actions are Discrete."""
+    space = env.action_space
+    if isinstance(space, spaces.MultiDiscrete):
+        n = math.prod(np.ravel(space.nvec).tolist())
+        raise UserError(
+            f"{name} chooses one of at most {MOST_COMBINED} actions, but {env.name} has {space}, {n:,} combinations; use "
+            "impala, which makes each choice by itself."
+        )
+    if not isinstance(space, spaces.Discrete):
+        raise UserError(f"{name} needs a Discrete action space, but {env.name} has {space}; try apex-dpg.")
 
 
 class Transitions(NamedTuple):

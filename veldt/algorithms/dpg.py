@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
 from veldt.bounds import above, at_least
 from veldt.errors import UserError
-from veldt.nets.networks import NormedMLP
+from veldt.nets.networks import NormedMLP, Vector
 from veldt.nets.normalize import RunningNorm
-from veldt.nets.torsos import as_float, blank_rows
+from veldt.nets.torsos import Torso, blank_rows, torso_for
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.seeds import Random
@@ -37,7 +37,8 @@ from veldt.seeds import Random
 class ActorCritic(nn.Module):
     """A policy `pi` and an action value `q`, separate networks. Their actions [B, A] are scaled to [-1, 1].
 
-    Twin critics are two networks that learn the same; `q` is the first's value, `qs` are both.
+    Twin critics are two networks that learn the same; `q` is the first's value, `qs` are both. Images are seen through
+    convolutions that the critics' loss trains, and the policy's does not.
     """
 
     center: Tensor  # [A], of the environment's range
@@ -45,27 +46,34 @@ class ActorCritic(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
+        vector: Vector,
+        inputs: int,  # of the vector
         space: spaces.Box,
         actor: tuple[int, ...],
         critic: tuple[int, ...],
         normalize: bool = False,
         twin: bool = False,
+        sight: Torso | None = None,
     ) -> None:
         super().__init__()
-        self.norm = RunningNorm(inputs) if normalize else nn.Identity()
+        self.vector = vector
+        self.norm = RunningNorm(inputs) if normalize and inputs else nn.Identity()
+        inputs += sight.features if sight is not None else 0
         low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
         self.shape = space.shape
         self.actor = NormedMLP(inputs, actor, len(low))
-        critics = [NormedMLP(inputs + len(low), critic, 1) for _ in range(1 + twin)]
-        self.critic = nn.ModuleList(critics) if twin else critics[0]
+        critics: list[nn.Module] = [NormedMLP(inputs + len(low), critic, 1) for _ in range(1 + twin)]
+        self.critics, seeing = len(critics), [] if sight is None else [sight]
+        self.critic = nn.ModuleList([*critics, *seeing]) if twin or seeing else critics[0]
         self.register_buffer("center", torch.from_numpy(low / 2 + high / 2).float())
         self.register_buffer("radius", torch.from_numpy(high / 2 - low / 2).float())
 
     def see(self, obs: Any) -> Tensor:
-        """An observation, or a dict of them, as one vector [B, D], normalised."""
-        x: Tensor = self.norm(flat(obs))
-        return x
+        """An observation, or a dict of them, as one vector [B, D], normalised; features of images follow."""
+        parts = [self.norm(self.vector(obs))] if self.vector.keys else []
+        if isinstance(self.critic, nn.ModuleList):
+            parts += [sight(obs) for sight in self.critic[self.critics :]]
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     def pi(self, x: Tensor) -> Tensor:
         return torch.tanh(self.actor(x))
@@ -76,7 +84,7 @@ class ActorCritic(nn.Module):
     def qs(self, x: Tensor, a: Tensor, most: int = 2) -> list[Tensor]:
         """The values of all critics, `most` at most."""
         both = torch.cat((x, a), 1)
-        critics = self.critic if isinstance(self.critic, nn.ModuleList) else [self.critic]
+        critics = self.critic[: self.critics] if isinstance(self.critic, nn.ModuleList) else [self.critic]
         return [critic(both).squeeze(1) for critic in critics[:most]]
 
     def unit(self, action: Tensor) -> Tensor:
@@ -106,21 +114,23 @@ class DPG(ActionValues):
         super().check(env)
         space = env.action_space
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-            raise UserError(f"dpg needs a Box action space of floats, but {env.name} has {space}; try apex-dqn.")
+            other = "apex-dqn" if isinstance(space, spaces.Discrete) else "impala"
+            raise UserError(f"dpg needs a Box action space of floats, but {env.name} has {space}; {other} takes that.")
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise UserError(
-                f"dpg needs bounded actions, but {env.name} has {space}; bound them, for example with "
-                "gymnasium.wrappers.RescaleAction or ClipAction."
+                f"dpg needs bounded actions, but {env.name} has {space}; set bounds in a wrapper "
+                "(gymnasium.wrappers.TransformAction), or use impala, which needs none."
             )
-        images = [name for name, column in env.observation.items() if column.dtype == np.uint8 and len(column.shape) > 1]
-        if images:
-            raise UserError(f"dpg takes vectors, but {env.name} has images ({', '.join(images)}).")
 
     def network(self, env: EnvSpec) -> nn.Module:
         assert isinstance(env.action_space, spaces.Box)
-        blank = flat(self.observe(blank_rows(env, self.history), self.history - 1))
-        size = blank.shape[1]
-        return ActorCritic(size, env.action_space, self.actor, self.critic, self.normalize_obs, self.twin)
+        how = (env, self.history, self.stacked)
+        vector, sight = Vector(*how), None
+        blank = self.observe(blank_rows(env, self.history), self.history - 1)
+        size = vector(blank).shape[1] if vector.keys else 0
+        if len(vector.keys) < len(env.observation):
+            sight = torso_for(*how, hidden=(), only_pictures=True)
+        return ActorCritic(vector, size, env.action_space, self.actor, self.critic, self.normalize_obs, self.twin, sight)
 
     def act(self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: Random) -> tuple[Tree, Tensors]:
         """The policy's action plus Gaussian noise of standard deviation explore[i], clipped to the bounds."""
@@ -159,10 +169,3 @@ class DPG(ActionValues):
             actor = -(dqda * pi).sum(1).mean()  # its gradient is that of -q, with dq/da clipped
         metrics = {"loss": critic.detach(), "q_mean": q_tm1.detach(), "q_policy": q.detach(), "dqda": dqda.abs()}
         return Loss({"critic.": critic, "actor.": actor}, priorities, metrics)
-
-
-def flat(obs: Any) -> Tensor:
-    """An observation, or a dict of them, as one vector [B, D]."""
-    if not isinstance(obs, dict):
-        return as_float(obs).flatten(1)
-    return torch.cat([as_float(obs[name]).flatten(1) for name in sorted(obs)], 1)

@@ -11,18 +11,16 @@ prioritized replay (Schaul et al. 2016)     the store's selector                
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, require_one_choice
 from veldt.bounds import above
 from veldt.compiled import njit
-from veldt.errors import UserError
 from veldt.nets.networks import QHead, QNetwork
 from veldt.nets.torsos import torso_for, user_network
 from veldt.records.step import EnvSpec
@@ -45,10 +43,11 @@ class DQN(ActionValues):
     network_from: str = ""
     """`module:callable` that builds the network from an EnvSpec, instead of the built-in one."""
 
+    one_choice: ClassVar = True
+
     def check(self, env: EnvSpec) -> None:
         super().check(env)
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise UserError(f"dqn needs a Discrete action space, but {env.name} has {env.action_space}; try apex-dpg.")
+        require_one_choice(env, "dqn")
 
     def network(self, env: EnvSpec) -> nn.Module:
         if not self.network_from:

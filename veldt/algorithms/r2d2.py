@@ -22,15 +22,14 @@ the first 40 are the burn-in (`burn_in` 40, `length` 40, `stride` 40).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, require_one_choice
 from veldt.algorithms.dqn import epsilon_greedy
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
@@ -95,14 +94,15 @@ class R2D2(ActionValues):
     network_from: str = ""
     """`module:callable` that builds the network below the LSTM from an EnvSpec: [B, ...] -> [B, features]."""
 
+    one_choice: ClassVar = True
+
     @property
     def window(self) -> Window:
         return Window(self.history, self.burn_in, self.length, self.n, self.stride)
 
     def check(self, env: EnvSpec) -> None:
         super().check(env)
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise UserError(f"r2d2 needs a Discrete action space, but {env.name} has {env.action_space}; try apex-dpg.")
+        require_one_choice(env, "r2d2")
         if not 1 <= self.stride <= self.length:
             raise UserError(f"r2d2 needs 1 <= stride <= length, not {self.stride} and {self.length}.")
         if not 0 <= self.h_epsilon < 1:

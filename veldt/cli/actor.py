@@ -26,6 +26,10 @@ class Actor:
     """Allow importing this environment, if the run's is module:callable; Gymnasium ids need no permission."""
     network: str = ""
     """Allow importing this function, if the run's network is made by one (algorithm.network_from module:callable)."""
+    wrappers: tuple[str, ...] = ()
+    """Allow importing these functions, if the run's environments are wrapped by them."""
+    env_kwargs: tuple[str, ...] = ()
+    """Allow these arguments of the environment, key=value; numbers and booleans need no permission."""
     compress: bool = False
     """Compress messages (lz4)."""
     patience: float = 60.0
@@ -45,7 +49,8 @@ def run(argv: list[str]) -> int:
     try:
         told = link.connect().get("assignment")
         with interruptible(left.append, "Leaving the run"):
-            joined.live(link, joined.parse(told, args.env, args.network), leaving=lambda: bool(left))
+            assignment = joined.parse(told, args.env, args.network, args.wrappers, args.env_kwargs)
+            joined.live(link, assignment, leaving=lambda: bool(left))
     except LinkLost as error:
         raise ProcessFailed(str(error)) from None
     finally:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from veldt.errors import count
 from veldt.experiment.run import Run, check_video, record_video
-from veldt.watching.links import amount
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
         check_video(args.video)
     result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env)
     print(
-        f"{amount(args.episodes, 'episodes')}: mean return {result.mean_return:.1f} "
+        f"{count(args.episodes, 'episode')}: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
         f"mean length {result.mean_length:.1f}"
     )

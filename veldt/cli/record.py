@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -21,15 +21,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from veldt import bounds, callables
 from veldt.acting.actor import Policy
-from veldt.bounds import above, at_least
+from veldt.bounds import above, at_least, between
 from veldt.demos.recording import MAX_LENGTH, Recording, Scripted, make_played, record
 from veldt.envs import Envs, is_atari
-from veldt.errors import UserError
+from veldt.errors import UserError, count
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
 from veldt.seeds import derive
 from veldt.signals import interruptible
-from veldt.watching.links import amount
 from veldt.watching.view import PLAIN_EVERY
 
 
@@ -40,7 +39,15 @@ class Record:
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """The directory to create."""
     env: str = ""
-    """A Gymnasium id, module:callable or path/file.py:callable (default: that of the run)."""
+    """A Gymnasium id, module:id, module:callable or path/file.py:callable (default: that of the run)."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, key=value (default: those of the run, if its environment is played)."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers, module:callable, applied to the environment in this order (default: those of the run)."""
+    image_size: Annotated[int, between(0, 1024)] = 0
+    """Resize large images, as in veldt train (default: as in the run)."""
+    grayscale: bool = False
+    """Make large images grey (default: as in the run)."""
     episodes: Annotated[int, above(0)] = 20
     """Number of episodes to record."""
     seed: Annotated[int, at_least(0)] = 0
@@ -76,7 +83,9 @@ def run(argv: list[str]) -> int:
         if demos is None:
             print("Stopped before an episode ended; nothing was recorded.")
         else:
-            stopped = f"Stopped at {len(demos)} of {args.episodes} episodes" if signals else amount(len(demos), "episodes")
+            stopped = (
+                f"Stopped at {len(demos)} of {count(args.episodes, 'episode')}" if signals else count(len(demos), "episode")
+            )
             discarded = f", {demos.discarded} discarded" if demos.discarded else ""
             print(f"{args.out}: {stopped}, {demos.steps:,} steps, mean return {demos.returns.mean():.1f}{discarded}")
     if signals:
@@ -98,7 +107,8 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
     if not args.env:
         raise UserError("Give the environment to play, for example --env CartPole-v1")
     _check_protocol(args.env, args.protocol)
-    envs, game = make_played(callables.absolute(args.env), args.protocol)
+    how = {"kwargs": args.env_kwargs, "wrappers": args.wrappers, "image_size": args.image_size, "grayscale": args.grayscale}
+    envs, game = make_played(callables.absolute(args.env), args.protocol, **how)
     return envs, Scripted(make, game, envs.spec, args.policy)
 
 
@@ -108,7 +118,14 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
     env = args.env or config.env
     protocol = args.protocol or (config.protocol if is_atari(env) else "")
     _check_protocol(env, protocol)
-    envs = run.envs(1, env=args.env, protocol=protocol)
+    given: dict[str, Any] = {
+        "protocol": protocol,
+        "kwargs": args.env_kwargs,
+        "wrappers": args.wrappers,
+        "image_size": args.image_size,
+        "grayscale": args.grayscale,
+    }
+    envs = run.envs(1, env=args.env, **{name: value for name, value in given.items() if value})
     try:
         policy = run.policy(args.epsilon, envs.spec)
     except UserError:
@@ -132,7 +149,7 @@ def _progress(args: Record) -> Iterator[Callable[[Recording], None]]:
     def show(recording: Recording) -> None:
         nonlocal printed
         kept = len(recording.returns)
-        text = f"{kept} of {amount(args.episodes, 'episodes')}, {recording.steps:,} steps"
+        text = f"{kept} of {count(args.episodes, 'episode')}, {recording.steps:,} steps"
         text += f", mean return {np.mean(recording.returns):.1f}" if kept else f", best return {recording.best:.1f}"
         text += f", {recording.discarded} discarded" if recording.discarded else ""
         if console.is_terminal:

@@ -20,6 +20,7 @@ from veldt.acting.actor import Policy
 from veldt.demos.set import FORMAT, RECORDING, VERSION, Demos, Shard, digest, is_inside, row_bytes, shard_name
 from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari
+from veldt.envs.make import read_kwargs
 from veldt.errors import UserError
 from veldt.files import MANIFEST, sync_directory, write_arrays
 from veldt.records.step import EnvSpec
@@ -298,14 +299,16 @@ class Scripted(Immediate):
         return x.astype(column.dtype)
 
 
-def make_played(env: str, protocol: str = "") -> tuple[Envs, Any]:
-    """One environment that emits records, and the Gymnasium environment inside, which an expert may inspect.
+def make_played(env: str, protocol: str = "", **options: Any) -> tuple[Envs, Any]:
+    """One environment that emits records, and the Gymnasium environment inside, which an expert may inspect. `options` are
+    those of `make_env`.
 
     An environment with a vector version of its own is made without it, as that has no single environment inside. Atari
     has none either: there the expert gets the vector environment.
     """
-    envs = make_env(env, 1, protocol=protocol)
+    envs = make_env(env, 1, protocol=protocol, **options)
     if not isinstance(envs.env, SyncVectorEnv | Atari):
         envs.close()
-        envs = Envs(make_env(lambda: gym.make(env, disable_env_checker=True), 1).env, env)
+        single = functools.partial(gym.make, env, disable_env_checker=True, **read_kwargs(options.pop("kwargs", ())))
+        envs = Envs(make_env(single, 1, **options).env, env)
     return envs, envs.env.envs[0].unwrapped if isinstance(envs.env, SyncVectorEnv) else envs.env

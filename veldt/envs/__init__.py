@@ -1,6 +1,8 @@
 """Environments that emit step records.
 
-    make.py     make_env: from a Gymnasium id, `module:callable` or a callable; MinAtar from its package
+    make.py     make_env: from a Gymnasium id, `module:id`, `module:callable` or a callable
+    find.py     environments by name, and the packages of well-known ids
+    single.py   one environment of a vector, checked when it first resets and steps
     vector.py   Envs: a vector of environments that returns step records
     atari.py    Atari and the protocols of the papers
     small.py    small environments with known optima
@@ -11,7 +13,8 @@ May import records and Gymnasium; no torch.
 
 from veldt.envs import recall as recall  # registers the built-in environments
 from veldt.envs import small as small  # registers the built-in environments
-from veldt.envs.make import EnvLike, is_atari, make_env
+from veldt.envs.find import is_atari
+from veldt.envs.make import EnvLike, make_env
 from veldt.envs.vector import Envs
 from veldt.errors import EnvError
 

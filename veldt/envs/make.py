@@ -1,116 +1,165 @@
-"""make_env: environments from a Gymnasium id, `module:callable` or a callable; MinAtar (Young and Tian 2019) too."""
+"""make_env: vectors of environments from a Gymnasium id, `module:id`, `module:callable` or a callable."""
 
 import contextlib
 import functools
-import importlib
 import logging
-import os
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import yaml
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
-from veldt.compiled import LIGHT
 from veldt.envs.atari import Atari, find_protocol
+from veldt.envs.find import find, is_atari
+from veldt.envs.single import Single, check_kind, not_made
 from veldt.envs.vector import Envs
-from veldt.errors import UserError, did_you_mean
+from veldt.errors import UserError
 
 EnvLike = str | Callable[[], gym.Env[Any, Any]]
+Wrapper = str | Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 
-# By prefix of the id: the module that registers it, and our extra.
-PACKAGES = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar.gym", "minatar")}
+log = logging.getLogger("veldt")
 
 
-def make_env(env: EnvLike, n: int = 1, render: bool = False, protocol: str = "", clip: bool = False) -> Envs:
-    """n environments from a Gymnasium id, `module:callable`, or a callable that returns one `gymnasium.Env`.
+def make_env(
+    env: EnvLike,
+    n: int = 1,
+    render: bool = False,
+    protocol: str = "",
+    clip: bool = False,
+    kwargs: Mapping[str, Any] | Sequence[str] = (),
+    wrappers: Sequence[Wrapper] = (),
+    image_size: int = 0,
+    grayscale: bool = False,
+    combine: bool = False,
+) -> Envs:
+    """n environments from a Gymnasium id, `module:id`, `module:callable`, or a callable that returns one `gymnasium.Env`.
 
     `protocol` names the settings of Atari (`veldt.envs.atari`). `clip`: observations outside their space are clipped.
+    `kwargs` are arguments of the environment, as a dict or as texts `key=value`; `wrappers` are applied to each
+    environment in this order. The others are those of `veldt.records.adapter.Adapter`.
     """
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
-    factory = _find(env) if isinstance(env, str) else env
+    factory = find(env) if isinstance(env, str) else env
+    arguments = read_kwargs(kwargs)
+    around = [_wrapper(x) for x in wrappers]
     try:
         with warnings.catch_warnings():
             # v0 of MinAtar has all six actions and v1 the minimal set; neither is out of date.
             warnings.filterwarnings("ignore", ".*MinAtar/.* is out of date", DeprecationWarning)
-            vector = _registered(str(env), n, render, protocol) if factory is None else _sync(factory, n)
+            if factory is None:
+                vector = _registered(str(env), n, render, protocol, arguments, around)
+            else:
+                vector = _sync(functools.partial(_one, functools.partial(factory, **arguments), around, name), n)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{name} could not be made: {type(error).__name__}: {error}") from error
-    return Envs(vector, name, clip)
+        sentence, told = not_made(name, error)
+        log.error("%s\n%s", sentence, told)
+        raise sentence from error
+    return Envs(vector, name, clip, image_size, grayscale, combine)
 
 
-def _registered(env: str, n: int, render: bool, protocol: str) -> VectorEnv[Any, Any, Any]:
+def _registered(
+    env: str, n: int, render: bool, protocol: str, arguments: dict[str, Any], around: list[Any]
+) -> VectorEnv[Any, Any, Any]:
+    env_id = env.rpartition(":")[2]
     if is_atari(env):
-        return Atari(env, n, find_protocol(protocol), render)
-    if gym.spec(env).vector_entry_point is not None and not render:
-        return gym.make_vec(env, n, vectorization_mode="vector_entry_point")
-    return _sync(functools.partial(_one, env, render), n)
+        if arguments or around:
+            raise UserError(f"{env} runs in ale-py's C++ vector: it takes neither env_kwargs nor wrappers; see --protocol.")
+        return Atari(env_id, n, find_protocol(protocol), render)
+    spec = gym.spec(env_id)
+    # Vectors of other packages reset as they like.
+    native = spec.entry_point is None or str(spec.vector_entry_point).startswith(("gymnasium.", "veldt."))
+    if spec.vector_entry_point is not None and native and not render and not around:
+        return gym.make_vec(env_id, n, vectorization_mode="vector_entry_point", **arguments)
+    options: dict[str, Any] = ({"render_mode": "rgb_array"} if render else {}) | arguments
+    return _sync(functools.partial(_one, functools.partial(_by_id, env_id, options), around, env), n)
 
 
-def _one(env: str, render: bool) -> gym.Env[Any, Any]:
-    options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+def _by_id(env: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
     made = gym.make(env, disable_env_checker=True, **options)
     return SeededMinAtar(made) if env.startswith("MinAtar/") else made
+
+
+def _one(factory: Callable[[], Any], around: list[Any], name: str) -> gym.Env[Any, Any]:
+    env = factory()
+    check_kind(env, name)
+    for wrap in around:
+        env = wrap(env)
+    return Single(env, name)
 
 
 def _sync(factory: Callable[[], gym.Env[Any, Any]], n: int) -> VectorEnv[Any, Any, Any]:
     return SyncVectorEnv([factory] * n, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-def is_atari(env: str) -> bool:
-    return env.startswith("ALE/")
+def _wrapper(wrapper: Wrapper) -> Callable[[Any], Any]:
+    if not isinstance(wrapper, str):
+        return wrapper
+    found = callables.find(wrapper)
+    if found is None:
+        raise UserError(f"There is no callable {wrapper!r} that wraps an environment.")
+    return found
 
 
-def _find(env: str) -> Callable[[], gym.Env[Any, Any]] | None:
-    """The callable named by `module:callable`, or None for a registered Gymnasium id."""
-    if env.rpartition(":")[0]:
-        factory = callables.find(env)
-        if factory is not None:
-            return factory
-    prefix = next((prefix for prefix in PACKAGES if env.startswith(prefix)), "")
-    if prefix and not any(name.startswith(prefix) for name in gym.registry):
-        package, extra = PACKAGES[prefix]
+def read_kwargs(kwargs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Arguments from texts `key=value`; values are typed as YAML's: size=8, flat=true, name=text, shape=[2, 3]."""
+    if isinstance(kwargs, Mapping):
+        return dict(kwargs)
+    found: dict[str, Any] = {}
+    for word in kwargs:
+        key, equals, value = str(word).partition("=")
+        if not (equals and key.isidentifier()):
+            raise UserError(f"env_kwargs: {str(word)[:100]!r} must be key=value, as in size=8.")
+        if key in found:
+            raise UserError(f"env_kwargs: {key} is given twice.")
         try:
-            with without_plotting() if os.environ.get(LIGHT) else contextlib.nullcontext():
-                module = importlib.import_module(package)
-        except ImportError:
-            package = package.partition(".")[0]
-            raise UserError(f"{env} needs {package}; install it with: pip install 'veldt[{extra}]'.") from None
-        if hasattr(module, "register_envs"):  # other packages register on import
-            module.register_envs()
-    if env not in gym.registry and re.search("-v[0-9]$", env):
-        with contextlib.suppress(ImportError):
-            importlib.import_module("ale_py")  # registers old names such as PongNoFrameskip-v4, for the error below
-    try:
-        gym.spec(env)
-    except gym.error.Error:
-        hint = did_you_mean(env.rpartition(":")[2], gym.registry)
-        raise UserError(f"There is no environment {env!r}.{hint or ' Give a Gymnasium id, or module:callable.'}") from None
-    if str(gym.spec(env).entry_point).startswith("ale_py") and not is_atari(env):
-        game = re.split("NoFrameskip|Deterministic|-", env)[0]
-        raise UserError(f"{env} returns raw screens; use ALE/{game}-v5, for which Veldt skips, merges and resizes frames.")
-    return None
+            aliases = "&" in value or "*" in value  # which can be larger than memory
+            found[key] = yaml.safe_load(value) if value and not aliases else value
+        except (yaml.YAMLError, ValueError, RecursionError):
+            found[key] = value
+        if isinstance(found[key], str):  # YAML 1.1 reads 1e-3 as text
+            with contextlib.suppress(ValueError):
+                found[key] = float(value) if re.match("[-+.0-9]", value) else found[key]
+    return found
 
 
-@contextlib.contextmanager
-def without_plotting() -> Iterator[None]:
-    """Hides the plotting libraries while MinAtar is imported: it works without them, and they take 120 MB of RAM."""
-    absent: dict[str, Any] = {name: None for name in ("matplotlib", "seaborn") if name not in sys.modules}
-    sys.modules.update(absent)
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # MinAtar warns that they are missing
-    try:
-        yield
-    finally:
-        logging.disable(level)
-        for name in absent:
-            del sys.modules[name]
+def words_of_text(words: Sequence[str]) -> list[str]:
+    """Those that hold more than numbers and booleans: a text may name a file or code."""
+    return [
+        word for word in words if not all(x is None or isinstance(x, int | float) for x in read_kwargs([word]).values())
+    ]
+
+
+def as_words(kwargs: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+    """The texts that `read_kwargs` reads as these arguments."""
+    if not isinstance(kwargs, Mapping):
+        return tuple(kwargs)
+    words = tuple(f"{key}={_word(value)}" for key, value in kwargs.items())
+    if read_kwargs(words) != dict(kwargs):
+        raise UserError(
+            "env_kwargs must be numbers, booleans, texts, or lists and dicts of them; for others use a function."
+        )
+    return words
+
+
+def as_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings whose env_kwargs may be a dict, and wrappers functions, as a config has them: as texts."""
+    found = dict(settings)
+    if "env_kwargs" in found:
+        found["env_kwargs"] = as_words(found["env_kwargs"])
+    if "wrappers" in found:
+        found["wrappers"] = tuple(x if isinstance(x, str) else callables.name_of(x) for x in found["wrappers"])
+    return found
+
+
+def _word(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
 
 
 class SeededMinAtar(gym.Wrapper[Any, Any, Any, Any]):

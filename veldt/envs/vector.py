@@ -1,7 +1,7 @@
 """Envs: a Gymnasium vector environment as a source of step records (`veldt.records.step`)."""
 
 import logging
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -9,8 +9,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from veldt.compiled import njit
 from veldt.errors import EnvError, UserError
+from veldt.records.adapter import Adapter, Column
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, ArraySpec, Tree, spec
+from veldt.records.tree import Array, Tree
 
 RETURN_ENDS = "veldt.return_ends"  # key of `info`: bool [n], where the return ends though the episode continues
 BAD_IN_A_ROW = 100  # bad rows of one environment, without a good one but of resets between them, before the run stops
@@ -28,34 +29,41 @@ class Envs:
     finite reward stays: it belongs to the return. After 100 bad rows of one environment the run stops, if there was no good
     one between them; the observation after a reset is not one.
 
-    A finite observation outside its space is kept, or clipped if `clip` says so; the first one is logged.
+    A finite observation outside its space is kept, or clipped if `clip` says so; the first one is logged. One that is none
+    of the choices of its Discrete or MultiDiscrete space is dropped.
+
+    The other arguments are those of an `Adapter`, which makes columns of observations.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], name: str, clip: bool = False) -> None:
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        name: str,
+        clip: bool = False,
+        image_size: int = 0,
+        grayscale: bool = False,
+        combine: bool = False,
+    ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{name} resets in mode {mode}, but Veldt needs NEXT_STEP autoreset; build it with that.")
         self.env, self.name, self.n, self.clip = env, name, env.num_envs, clip
-        boxes = _boxes(env.single_observation_space, name)
-        # float64 observations are stored as float32: half the size, and what the network computes with.
-        dtypes = {key: np.dtype(np.float32 if x.dtype == np.float64 else x.dtype) for key, x in boxes.items()}
-        observation = {key: spec(x.shape, dtypes[key]) for key, x in boxes.items()}
-        self.spec = EnvSpec(name, observation, _action(env.single_action_space, name), env.single_action_space)
+        space, taken = env.single_observation_space, env.single_action_space
+        self.adapter = adapter = Adapter(space, taken, name, image_size, grayscale, combine)
+        self.spec = EnvSpec.of(name, adapter)
         self.bad = 0  # rows that were dropped
         self._began = False
         self._bad_in_a_row = np.zeros(self.n, np.int64)
-        self._bounds = {key: _bounds(x, dtypes[key]) for key, x in boxes.items()}
-        self._boxes, self._outside = boxes, set[str]()  # columns that were outside their space
+        self._bounds = {key: _bounds(column) for key, column in adapter.columns.items()}
+        self._outside = set[str]()  # columns that were outside their space
         self._last = np.zeros(self.n, np.bool_)
-        space = env.single_action_space
-        starts = space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
-        self._first_action = np.asarray(starts, np.int64) if np.any(starts) else None
-        self._action_bounds = (space.low, space.high) if isinstance(space, spaces.Box) else None
 
     def reset(self, seed: int) -> Tree:
         try:
             # Environment i is seeded with seed + i, which must stay an int32.
             raw, _ = self.env.reset(seed=min(seed % 2**31, 2**31 - self.n))
+        except UserError:
+            raise
         except Exception as error:
             raise EnvError(f"{self.name}: reset raised {type(error).__name__}: {error}") from error
         self._last = np.ones(self.n, np.bool_)
@@ -68,12 +76,10 @@ class Envs:
 
     def step(self, action: Array) -> Tree:
         """Applies one action per environment. Where the previous record was last, it is ignored: a new episode begins."""
-        if self._first_action is not None:
-            action = action + self._first_action
-        if self._action_bounds is not None:
-            action = np.clip(action, *self._action_bounds)
         try:
-            raw, reward, terminated, truncated, info = self.env.step(action)
+            raw, reward, terminated, truncated, info = self.env.step(self.adapter.action(action))
+        except UserError:
+            raise
         except Exception as error:
             raise EnvError(f"{self.name}: step raised {type(error).__name__}: {error}") from error
         step = self._record(raw, reward, terminated, truncated)
@@ -88,11 +94,11 @@ class Envs:
     def _record(self, raw: Any, reward: Array, terminated: Array, truncated: Array) -> Tree:
         step: Tree = {}
         bad: Array | None = None
-        for name, column in self.spec.observation.items():
-            x = raw if name == "obs" else raw[name.removeprefix("obs/")]
-            x = np.asarray(x, column.dtype)
+        for name, column in self.adapter.columns.items():
+            x = column.read(raw)
             assert x.shape == (self.n, *column.shape), (self.name, name, x.shape, column.shape)
-            step[name], infinite = self._checked(name, x)
+            x, infinite = self._checked(name, x)
+            step[name] = column.encode(x)
             if infinite is not None:
                 bad = infinite if bad is None else bad | infinite
         step["reward"] = np.asarray(reward, np.float32)
@@ -118,10 +124,16 @@ class Envs:
             return x, None
         finite = np.isfinite(flat)
         outside = finite & ((flat < low) | (flat > high))
+        if self.adapter.columns[name].sizes:
+            if not outside.any():
+                return x, None
+            self._why = f"is none of the choices of {self.adapter.columns[name].space} ({name})"
+            return x.clip(0), np.asarray(outside.any(1))
         if outside.any():
-            self._warn_outside(name, x, outside.reshape(x.shape))
+            box: Any = self.adapter.columns[name].space
+            self._warn_outside(name, box, x, outside.reshape(x.shape))
             if self.clip:
-                x = np.clip(x, self._boxes[name].low, self._boxes[name].high).astype(x.dtype)
+                x = np.clip(x, box.low, box.high).astype(x.dtype)
             else:  # from now on only numbers that are not finite matter
                 self._bounds[name] = _unbounded(x.dtype, flat.shape[1])
         if finite.all():
@@ -130,11 +142,11 @@ class Envs:
         self._why = f"is not finite ({name}{where[1:].tolist()} = {x[tuple(where)]})"
         return x, np.asarray(~finite.all(1))
 
-    def _warn_outside(self, name: str, x: Array, outside: Array) -> None:
+    def _warn_outside(self, name: str, box: spaces.Box, x: Array, outside: Array) -> None:
         if name in self._outside:
             return
         self._outside.add(name)
-        where, box = tuple(np.argwhere(outside)[0].tolist()), self._boxes[name]
+        where = tuple(np.argwhere(outside)[0].tolist())
         values = (x[where], box.low[where[1:]], box.high[where[1:]])
         what = "clipped" if self.clip else "kept; --clip-observations clips them"
         place = f"{name}{list(where[1:])}"
@@ -157,28 +169,6 @@ class Envs:
         step["valid"][bad] = False
 
 
-def _boxes(space: spaces.Space[Any], name: str) -> dict[str, spaces.Box]:
-    """The observation space by column."""
-    boxes = {f"obs/{key}": x for key, x in space.spaces.items()} if isinstance(space, spaces.Dict) else {"obs": space}
-    for key, box in boxes.items():
-        if not isinstance(box, spaces.Box):
-            raise UserError(
-                f"{name} has the observation space {box} ({key}); Veldt supports Box and Dict of Box: wrap it, "
-                "for example with gymnasium.wrappers.FlattenObservation."
-            )
-    return cast(dict[str, spaces.Box], boxes)
-
-
-def _action(space: spaces.Space[Any], name: str) -> ArraySpec:
-    if isinstance(space, spaces.Discrete):
-        return spec((), np.int64)
-    if isinstance(space, spaces.MultiDiscrete):
-        return spec(space.shape, np.int64)
-    if isinstance(space, spaces.Box):
-        return spec(space.shape, np.float32)
-    raise UserError(f"{name} has the action space {space}; Veldt supports Discrete, MultiDiscrete and Box.")
-
-
 @njit("b1(f4[:], b1[:], b1[:], b1[:], f4[::1], b1[:,::1])")
 def _flags(reward: Array, terminated: Array, truncated: Array, last_before: Array, discount: Array, flags: Array) -> bool:
     """Fills in discount, first, last and valid. Returns whether all rewards are finite."""
@@ -199,8 +189,13 @@ def _unbounded(dtype: np.dtype[Any], size: int) -> tuple[Array, Array] | None:
     return (np.full(size, -np.inf, dtype), np.full(size, np.inf, dtype)) if dtype.kind == "f" else None
 
 
-def _bounds(box: spaces.Box, dtype: np.dtype[Any]) -> tuple[Array, Array] | None:
+def _bounds(column: Column) -> tuple[Array, Array] | None:
     """Lowest and highest values [size], with slack for rounding; None if every value of the dtype is inside."""
+    box, dtype = column.space, column.raw
+    if column.sizes:
+        return np.zeros(len(column.sizes), np.int64), np.array(column.sizes) - 1
+    if not isinstance(box, spaces.Box):
+        return None
     low, high = box.low.ravel(), box.high.ravel()
     if dtype.kind == "f":
         with np.errstate(over="ignore"):  # a bound that overflows becomes infinite

@@ -246,7 +246,15 @@ class Config:
     topology: tyro.conf.Suppress[str] = "single"
     """How the nodes are connected (`veldt.topologies`)."""
     env: str = "CartPole-v1"
-    """A Gymnasium id, or module:callable."""
+    """A Gymnasium id, module:id (the module registers it), or module:callable."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, key=value, typed as in YAML: size=8 flat=true."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers, module:callable, applied to each environment in this order, as in gymnasium.wrappers:FlattenObservation."""
+    image_size: Annotated[int, between(0, 1024)] = 0
+    """Resize images of at least 36 x 36 to this height and width; 0: they stay as they are."""
+    grayscale: bool = False
+    """Make such images grey."""
     protocol: str = ""
     """Atari: evaluation protocol: dqn, apex, r2d2, machado or dopamine. Any of them can be followed by :minimal (the game's
     own actions) or :full (all 18 actions), as in apex:minimal."""
@@ -296,7 +304,24 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def envs(self, n: int = 1, render: bool = False) -> Envs:
-        return make_env(self.env, n, render, self.protocol, self.clip_observations)
+        return make_env(self.env, n, render, **self.env_options)
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """Arguments of `make_env`: how the environment is made and seen."""
+        return {
+            "protocol": self.protocol,
+            "clip": self.clip_observations,
+            "kwargs": self.env_kwargs,
+            "wrappers": self.wrappers,
+            "image_size": self.image_size,
+            "grayscale": self.grayscale,
+            "combine": self.algorithm.one_choice,
+        }
+
+    def options_for(self, env: str) -> dict[str, Any]:
+        """The same for another environment, whose arguments may have other names."""
+        return self.env_options if env == self.env else self.env_options | {"kwargs": ()}
 
     def env_spec(self) -> EnvSpec:
         with contextlib.closing(self.envs()) as envs:

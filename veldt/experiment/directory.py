@@ -13,6 +13,7 @@ import yaml
 
 from veldt import bounds
 from veldt.callables import is_code, is_unstable
+from veldt.envs.make import words_of_text
 from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
@@ -106,9 +107,13 @@ def load_config(path: Path) -> Config:
 
 def asks(config: Config) -> dict[str, str]:
     """What a config does beside computing, reading files and writing to the run's own directory, by setting."""
+    around = ", ".join(name for name in config.wrappers if is_code(name))
+    texts = ", ".join(words_of_text(config.env_kwargs))
     network = str(getattr(config.algorithm, "network_from", ""))
     wanted = {
         "env": f"import and call {config.env}" if is_code(config.env) else "",
+        "env_kwargs": f"give the environment {texts}" if texts else "",
+        "wrappers": f"import and call {around}" if around else "",
         "algorithm.network_from": f"import and call {network}" if is_code(network) else "",
         "gate.listen": f"listen on {config.gate.listen}" if config.gate.listen else "",
         "log.wandb": "send metrics to Weights & Biases" if config.log.wandb else "",

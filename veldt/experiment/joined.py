@@ -10,8 +10,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from veldt import bounds, callables
 from veldt.counters import Counters
+from veldt.envs.make import words_of_text
 from veldt.errors import EnvError, UserError
 from veldt.ports import ports_of
 from veldt.program import INCARNATION, Given, Program
@@ -36,20 +37,21 @@ WAIT_S = 0.05
 MAX_ENVS = 4096  # that a run may ask of one actor
 MAX_SIZE = 8192  # of a layer, a window or a block
 # What an actor with local inference builds depends on these settings; it is sent no others.
-SENT = ("recipe", "env", "protocol", "clip_observations", "seed", "actors", "envs_per_actor", "algorithm", "actor")
+SEEN = ("env_kwargs", "wrappers", "image_size", "grayscale")  # how the environment is made and seen
+SENT = ("recipe", "env", *SEEN, "protocol", "clip_observations", "seed", "actors", "envs_per_actor", "algorithm", "actor")
 
 
 def assign(config: Any, i: int) -> dict[str, Any]:
     """What the i-th actor of all is sent."""
     from veldt.experiment.settings import as_plain
 
-    sent = {"index": i, "inference": config.inference}
+    sent, plain = {"index": i, "inference": config.inference}, as_plain(config)
     if config.inference == "local":
-        plain = as_plain(config)
         store = {"first_priorities": config.store.first_priorities}
         return sent | {"settings": {name: plain[name] for name in SENT} | {"store": store}}
     n = config.envs_per_actor // config.central.groups
     named = {"env": config.env, "protocol": config.protocol, "clip": config.clip_observations, "seed": config.seed}
+    named |= {name: plain[name] for name in SEEN} | {"combine": config.algorithm.one_choice}
     return sent | named | {"n": n, "groups": _groups(config, i)}
 
 
@@ -97,21 +99,24 @@ class Assignment:
     env: str
     imports: frozenset[str]  # module:callable, as allowed on the command line
     config: Any = None  # with local inference: a Config
-    protocol: str = ""  # these five: with central inference
-    clip: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # of make_env; these four: with central inference
     n: int = 0
     groups: tuple[int, ...] = ()
     seed: int = 0
 
 
-def parse(sent: Any, env: str = "", network: str = "") -> Assignment:
-    """`env` and `network`: what may be imported. Raises a UserError for anything that this actor should not build."""
+def parse(
+    sent: Any, env: str = "", network: str = "", wrappers: Collection[str] = (), kwargs: Collection[str] = ()
+) -> Assignment:
+    """`env`, `network` and `wrappers`: what may be imported; `kwargs`: texts that the environment may get, beside numbers.
+    Raises a UserError for anything that this actor should not build."""
     sent = sent if isinstance(sent, dict) else {}
-    index, allowed = _integer(sent, "index", 0, 1 << 20), frozenset((env, network)) - {""}
+    index, allowed = _integer(sent, "index", 0, 1 << 20), frozenset((env, network, *wrappers)) - {""}
     if sent.get("inference") == "local":
         config = _config(sent.get("settings"))
         made_by = getattr(config.algorithm, "network_from", "")
         _check_import(config.env, env, "--env")
+        _check_made(config.env_kwargs, config.wrappers, wrappers, kwargs)
         if made_by:
             _check_import(made_by, network, "--network", always=True)
         return Assignment(index, config.env, allowed, config)
@@ -119,6 +124,8 @@ def parse(sent: Any, env: str = "", network: str = "") -> Assignment:
         raise _invalid("inference")
     name, protocol, groups = _word(sent, "env"), _word(sent, "protocol"), sent.get("groups")
     _check_import(name, env, "--env")
+    arguments, around = _words(sent, "env_kwargs"), _words(sent, "wrappers")
+    _check_made(arguments, around, wrappers, kwargs)
     n = _integer(sent, "n", 1, MAX_ENVS)
     if not isinstance(groups, list) or not 0 < len(groups) <= MAX_ENVS // n:
         raise _invalid("groups")
@@ -126,9 +133,9 @@ def parse(sent: Any, env: str = "", network: str = "") -> Assignment:
     if len(set(numbers)) < len(numbers):
         raise _invalid("groups")
     seed = _integer(sent, "seed", -(1 << 62), 1 << 62)
-    if not isinstance(sent.get("clip"), bool):
-        raise _invalid("clip")
-    return Assignment(index, name, allowed, None, protocol, sent["clip"], n, numbers, seed)
+    options: dict[str, Any] = {name: _flag(sent, name) for name in ("clip", "grayscale", "combine")}
+    options |= {"image_size": _integer(sent, "image_size", 0, MAX_SIZE), "kwargs": arguments, "wrappers": around}
+    return Assignment(index, name, allowed, None, {"protocol": protocol, **options}, n, numbers, seed)
 
 
 def _config(settings: Any) -> Any:
@@ -156,6 +163,8 @@ def _config(settings: Any) -> Any:
         if isinstance(value, tuple) and len(value) > 64:
             raise _invalid(name)
     _word({"protocol": config.protocol}, "protocol")
+    for name in ("env_kwargs", "wrappers"):
+        _words({name: list(getattr(config, name))}, name)
     return config
 
 
@@ -163,6 +172,32 @@ def _check_import(name: str, allowed: str, flag: str, always: bool = False) -> N
     """A name with a colon is code to import; a network is `always` code."""
     if (always or ":" in name) and name != allowed:
         raise UserError(f"The run wants {name[:200]!a}, which is code to import; allow it with {flag} {name[:200]}.")
+
+
+def _check_made(
+    kwargs: tuple[str, ...], wrappers: tuple[str, ...], may_wrap: Collection[str], may_say: Collection[str]
+) -> None:
+    """All wrappers are code. Of the arguments, texts may name files or code."""
+    for name in wrappers:
+        if name not in may_wrap:
+            raise UserError(f"The run wants {name!a}, which is code to import; allow it with --wrappers {name}.")
+    for word in words_of_text(kwargs):
+        if word not in may_say:
+            raise UserError(f"The run wants to give its environment {word!a}; allow it with --env-kwargs {word!a}.")
+
+
+def _words(sent: dict[str, Any], name: str) -> tuple[str, ...]:
+    values = sent.get(name)
+    if not isinstance(values, list) or len(values) > 64:
+        raise _invalid(name)
+    return tuple(_word({name: value}, name) for value in values)
+
+
+def _flag(sent: dict[str, Any], name: str) -> bool:
+    value = sent.get(name)
+    if not isinstance(value, bool):
+        raise _invalid(name)
+    return value
 
 
 def _word(sent: dict[str, Any], name: str) -> str:
@@ -230,9 +265,13 @@ def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
 def _central(link: Link, assignment: Assignment) -> Host:
     os.environ["VELDT_LIGHT"] = "1"
     from veldt.acting.actor import Actor, Policy, send_examples
-    from veldt.envs import make_env
+    from veldt.envs import Envs, make_env
 
-    session, envs = link.session, partial(make_env, assignment.env, protocol=assignment.protocol, clip=assignment.clip)
+    session = link.session
+
+    def envs(n: int) -> Envs:
+        return make_env(assignment.env, n, **assignment.options)
+
     with contextlib.closing(envs(1)) as one:
         spec = one.spec
     ports = ports_of(Policy)

@@ -193,6 +193,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     network = type(getattr(net, "torso", net)).__name__
     lines = [
         f"{config.recipe} on {shown(config.env)}: {seen}; actions {env.action_space}",
+        *env.notices,
         f"network: {network}, {prepared.parameters:,} parameters on {_device(config)}{stacking}",
         f"algorithm: {_settings(config.algorithm)}",
     ]

@@ -38,7 +38,7 @@ RMSPROP = LearnerConfig(optimizer="rmsprop", decay=0.95, clip_norm=40.0)
 
 
 def is_minatar(env: str) -> bool:
-    return env.startswith("MinAtar/")
+    return env.rpartition(":")[2].startswith("MinAtar/")
 
 
 def usual_steps(env: str) -> int:

@@ -21,7 +21,8 @@ from veldt.acting.actor import Evaluation, evaluate
 from veldt.acting.policy import LocalPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.counters import Counters
-from veldt.envs import EnvLike, Envs
+from veldt.envs import EnvLike, Envs, make_env
+from veldt.envs.make import as_names
 from veldt.errors import UserError
 from veldt.experiment import recipes, saved_spec
 from veldt.experiment.checkpoint import Checkpoints
@@ -111,18 +112,16 @@ class Run:
         check_value("seed", seed, at_least(0))
         if epsilon is not None:
             check_value("epsilon", epsilon, between(0, 1))
-        config = self._code_config(env)
-        with closing(config.envs(min(episodes, 20))) as envs:
-            found = evaluate(
-                envs, self.policy(epsilon, envs.spec), episodes, derive(seed, "evaluation"), config.eval.max_length
-            )
+        longest = self.config.eval.max_length
+        with closing(self.envs(min(episodes, 20), env=env)) as envs:
+            found = evaluate(envs, self.policy(epsilon, envs.spec), episodes, derive(seed, "evaluation"), longest)
         assert found is not None
         return found
 
-    def envs(self, n: int = 1, render: bool = False, env: EnvLike | None = None, protocol: str = "") -> Envs:
-        """The run's environments, or others of the same kind."""
-        config = self._code_config(env)
-        return dataclasses.replace(config, protocol=protocol or config.protocol).envs(n, render)
+    def envs(self, n: int = 1, render: bool = False, env: EnvLike | None = None, **options: Any) -> Envs:
+        """The run's environments, or others of the same kind. `options` are those of `make_env`, in place of the run's."""
+        config, own = self._code_config(env), self.config
+        return make_env(config.env, n, render, **own.options_for(config.env) | options)
 
     def _code_config(self, env: EnvLike | None = None, needs_env: bool = True) -> Config:
         """The config, with what was given in place of what it names, if the code that it names may be used."""
@@ -156,9 +155,11 @@ def train(
 ) -> Run:
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
-    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
+    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. `env_kwargs` may be
+    a dict, and `wrappers` classes or functions.
     """
     callables.starts_run()
+    overrides = as_names(overrides)
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
     usual = recipe.env if isinstance(recipe, Config) else "CartPole-v1"

@@ -9,6 +9,7 @@ the field.
 
 import json
 import math
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from veldt.demos.set import DTYPES
 from veldt.errors import UserError
 from veldt.files import replace_text
 from veldt.foreign import plain, read_text
-from veldt.records.step import EnvSpec, is_observation
-from veldt.records.tree import Array, ArraySpec, spec
+from veldt.records.adapter import Adapter
+from veldt.records.step import EnvSpec
+from veldt.records.tree import Array, ArraySpec
 
 FILE = "env_spec.json"
 FORMAT, VERSION = "veldt-env-spec", 1
-LARGEST = 2**28  # bytes of a column, and elements of a space
+LARGEST = 2**28  # elements of a space
 COLUMNS = 1_000
+LARGEST_SIDE = 1_024  # pixels
 LONGEST = 1_000  # characters of a name
 
 
@@ -34,14 +37,10 @@ class Invalid(Exception):
 
 
 def write(directory: Path, env: EnvSpec) -> None:
-    saved = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": env.name,
-        "observation": {name: _column(column) for name, column in env.observation.items()},
-        "action": _column(env.action),
-        "action_space": _space(env.action_space),
-    }
+    assert env.adapter is not None, env
+    adapter = env.adapter
+    spaces_of = {"observation_space": _space(adapter.observation_space), "action_space": _space(adapter.taken)}
+    saved = {"format": FORMAT, "version": VERSION, "name": env.name, **spaces_of, "settings": adapter.settings}
     replace_text(directory / FILE, json.dumps(saved, indent=1, allow_nan=False) + "\n")
 
 
@@ -66,6 +65,8 @@ def difference(saved: EnvSpec, other: EnvSpec) -> str:
         there, here = saved.observation.get(name), other.observation.get(name)
         if there != here:
             return f"its observation {name} is {_words(here)}, but that of the run is {_words(there)}"
+    if saved.categories != other.categories:
+        return f"its observations have {other.categories} choices, but those of the run {saved.categories}"
     if saved.action_space != other.action_space or saved.action != other.action:
         return f"its actions are {other.action_space}, but those of the run are {saved.action_space}"
     return ""
@@ -81,19 +82,24 @@ def _words(column: ArraySpec | None) -> str:
     return "absent" if column is None else f"{list(column.shape)} {column.dtype}"
 
 
-def _column(column: ArraySpec) -> dict[str, Any]:
-    return {"shape": list(column.shape), "dtype": column.dtype.name}
-
-
 def _space(space: spaces.Space[Any]) -> dict[str, Any]:
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": {key: _space(part) for key, part in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [_space(part) for part in space.spaces]}
     if isinstance(space, spaces.Discrete):
         return {"type": "Discrete", "dtype": str(space.dtype), "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
         arrays = {"nvec": _numbers(space.nvec), "start": _numbers(space.start)}
         return {"type": "MultiDiscrete", "dtype": str(space.dtype), "shape": list(space.nvec.shape), **arrays}
-    assert isinstance(space, spaces.Box), space
-    arrays = {"low": _numbers(space.low), "high": _numbers(space.high)}
-    return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **arrays}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "shape": list(space.shape)}
+    if not isinstance(space, spaces.Box):
+        return {"type": "Text"}  # which no network reads
+    wide = space.dtype.kind == "f" and space.dtype.itemsize > 8  # longer than any other library knows
+    low, high = (np.asarray(x, np.float64) if wide else x for x in (space.low, space.high))
+    arrays = {"low": _numbers(low), "high": _numbers(high)}
+    return {"type": "Box", "dtype": str(low.dtype), "shape": list(space.shape), **arrays}
 
 
 def _numbers(x: Array) -> list[Any]:
@@ -110,23 +116,13 @@ def _env(saved: Any) -> EnvSpec:
     saved = saved if isinstance(saved, dict) else {}
     _require(saved.get("format") == FORMAT, "format")
     _require(saved.get("version") == VERSION, f"version (this Veldt reads version {VERSION})")
-    name, observation = saved.get("name"), saved.get("observation")
+    name, settings = saved.get("name"), saved.get("settings")
     _require(isinstance(name, str) and len(name) <= LONGEST, "name")
-    _require(isinstance(observation, dict) and 0 < len(observation) <= COLUMNS, "observation")
-    columns = {}
-    for key, column in observation.items():
-        _require(isinstance(key, str) and is_observation(key) and len(key) <= LONGEST, "observation")
-        columns[key] = _read_column(column, f"observation.{key[:100]}")
-    action, space = _read_column(saved.get("action"), "action"), _read_space(saved.get("action_space"))
-    _require(action.shape == space.shape, "action.shape")
-    return EnvSpec(name, columns, action, space)
-
-
-def _read_column(column: Any, where: str) -> ArraySpec:
-    column = column if isinstance(column, dict) else {}
-    found = spec(_read_shape(column, where), _read_dtype(column, where))
-    _require(found.nbytes <= LARGEST, f"{where}.shape")
-    return found
+    fits = isinstance(settings, dict) and settings.keys() == {"image_size", "grayscale", "combine"}
+    fits = fits and _is_integer(settings["image_size"], 0, LARGEST_SIDE)
+    _require(fits and all(type(settings[key]) is bool for key in ("grayscale", "combine")), "settings")
+    observation, action = (_read_space(saved.get(key), key) for key in ("observation_space", "action_space"))
+    return EnvSpec.of(name, Adapter(observation, action, name, **settings))
 
 
 def _read_shape(owner: dict[str, Any], where: str) -> tuple[int, ...]:
@@ -142,22 +138,34 @@ def _read_dtype(owner: dict[str, Any], where: str) -> Any:
     return np.dtype(name)
 
 
-def _read_space(saved: Any) -> spaces.Space[Any]:
-    where, saved = "action_space", saved if isinstance(saved, dict) else {}
-    kind, dtype = saved.get("type"), _read_dtype(saved, where)
+def _read_space(saved: Any, where: str) -> spaces.Space[Any]:
+    saved = saved if isinstance(saved, dict) else {}
+    kind, parts = saved.get("type"), saved.get("spaces")
+    if kind == "Dict":
+        fits = isinstance(parts, dict) and 0 < len(parts) <= COLUMNS and all(len(key) <= LONGEST for key in parts)
+        _require(fits, f"{where}.spaces")
+        return spaces.Dict(OrderedDict((key, _read_space(part, f"{where}.{key[:100]}")) for key, part in parts.items()))
+    if kind == "Tuple":
+        _require(isinstance(parts, list) and 0 < len(parts) <= COLUMNS, f"{where}.spaces")
+        return spaces.Tuple([_read_space(part, f"{where}.{i}") for i, part in enumerate(parts)])
+    if kind == "Text":
+        return spaces.Text(1)
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(_read_shape(saved, where))
+    _require(kind in ("Discrete", "MultiDiscrete", "Box"), f"{where}.type")
+    dtype = _read_dtype(saved, where)
     if kind == "Discrete":
         n, start = saved.get("n"), saved.get("start")
         _require(dtype.kind in "iu" and _is_integer(n, 1, 2**31), f"{where}.n")
         _require(_is_integer(start, np.iinfo(dtype).min, np.iinfo(dtype).max), f"{where}.start")
         return spaces.Discrete(n, start=start, dtype=dtype.type)
-    _require(kind in ("MultiDiscrete", "Box"), f"{where}.type")
     shape = _read_shape(saved, where)
     names = ("nvec", "start") if kind == "MultiDiscrete" else ("low", "high")
     one, two = (_read_numbers(saved.get(name), shape, dtype, f"{where}.{name}") for name in names)
     if kind == "MultiDiscrete":
         _require(dtype.kind in "iu" and bool(((one >= 1) & (one <= 2**31)).all()), f"{where}.nvec")
         return spaces.MultiDiscrete(one, dtype=dtype.type, start=two)
-    _require(dtype.kind in "iuf" and bool((one <= two).all()), f"{where}.high")
+    _require(dtype.kind in "iufb" and bool((one <= two).all()), f"{where}.high")
     return spaces.Box(one, two, dtype=dtype.type)
 
 
@@ -167,8 +175,9 @@ def _read_numbers(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], whe
         fits = fits and all(type(x) in (int, float) or x in ("inf", "-inf") for x in values)
         fits = fits and not any(x != x for x in values)
     else:
-        fits = fits and dtype.kind in "iu"
-        fits = fits and all(_is_integer(x, np.iinfo(dtype).min, np.iinfo(dtype).max) for x in values)
+        fits = fits and dtype.kind in "iub"
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        fits = fits and all(_is_integer(int(x) if type(x) is bool and dtype.kind == "b" else x, low, high) for x in values)
     _require(fits, where)
     try:
         found = np.array([float(x) if dtype.kind == "f" else x for x in values], np.float64 if dtype.kind == "f" else dtype)

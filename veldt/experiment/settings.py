@@ -150,6 +150,11 @@ def _convolutional(config: Config) -> bool:
 SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
     Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
+    Scope(
+        ("env_kwargs", "wrappers", "image_size", "grayscale"),
+        lambda c: not is_atari(c.env),
+        "an environment that is not ALE/..., which runs in ale-py's C++ vector (see --protocol)",
+    ),
     Scope(("step_timeout", "restart.", "memory."), lambda c: c.runtime == "local", "--runtime local"),
     Scope(("queue", "transport", "gate."), _separate, "--runtime local, and actors in processes of their own"),
     Scope(

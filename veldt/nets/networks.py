@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from veldt.nets.torsos import each, on_device
+from veldt.nets.torsos import OneHot, as_float, each, is_picture, on_device
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, spec
 
 H, C, TAKEN = "state/h", "state/c", "state/taken"  # recorded columns: the LSTM's state, and the last action as its input
@@ -38,6 +39,24 @@ class NormedMLP(nn.Module):
             x = torch.tanh(self.norm(layer(x))) if i == 0 else F.relu(layer(x))
         y: Tensor = self.output(x)
         return y
+
+
+class Vector(nn.Module):
+    """Observations that are no images, as one vector [B, D] in the order of their names; choices are one-hot."""
+
+    def __init__(self, env: EnvSpec, history: int, stacked: tuple[str, ...]) -> None:
+        super().__init__()
+        names = sorted(name for name in env.observation if not is_picture(env, name))
+        self.keys = [name.removeprefix("obs/") for name in names]
+        self.choices = [name.removeprefix("obs/") for name in names if name in env.categories]
+        rows = {key: history if not stacked or key in stacked else 1 for key in self.keys}
+        sizes = {name.removeprefix("obs/"): x for name, x in env.categories.items()}
+        self.encoders = nn.ModuleList(OneHot(sizes[key], rows[key]) for key in self.choices)
+
+    def forward(self, obs: Any) -> Tensor:
+        obs, encode = obs if isinstance(obs, dict) else {"obs": obs}, dict(zip(self.choices, self.encoders, strict=True))
+        parts = [encode[key](obs[key]) if key in encode else as_float(obs[key]).flatten(1) for key in self.keys]
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 
 class QHead(nn.Module):

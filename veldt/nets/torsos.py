@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from veldt import callables
 from veldt.errors import UserError
 from veldt.nets.normalize import RunningNorm
 from veldt.records.history import observation
+from veldt.records.images import CHANNELS, LARGE, Image, image_of
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, ArraySpec, zeros
 
@@ -44,30 +45,59 @@ class Torso(nn.Module):
     width: int
 
 
-class MLP(Torso):
-    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]. `normalize`: see RunningNorm."""
+class OneHot(nn.Module):
+    """Choices [B, ..., *parts] as zeros and ones, [B, D]: `sizes` are how many choices each part has, `stack` rows at once.
 
-    def __init__(self, inputs: int, hidden: tuple[int, ...], last: bool = True, normalize: bool = False) -> None:
+    A number that is no choice counts as the nearest one.
+    """
+
+    first: Tensor  # of each part, the index of its first element
+    most: Tensor
+
+    def __init__(self, sizes: tuple[int, ...], stack: int = 1) -> None:
         super().__init__()
+        self.size, self.stack = sum(sizes), stack
+        self.register_buffer("first", torch.tensor([0, *sizes[:-1]]).cumsum(0), persistent=False)
+        self.register_buffer("most", torch.tensor(sizes) - 1, persistent=False)
+
+    @property
+    def features(self) -> int:
+        return self.stack * self.size
+
+    def forward(self, x: Tensor) -> Tensor:
+        index = x.reshape(len(x), self.stack, -1).long().clamp_min(0).minimum(self.most) + self.first
+        out = torch.zeros(len(x), self.stack, self.size, device=x.device)
+        return out.scatter_(2, index, 1.0).flatten(1)
+
+
+class MLP(Torso):
+    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]. `normalize`: see RunningNorm.
+
+    With `encode` the observations are choices.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: tuple[int, ...],
+        last: bool = True,
+        normalize: bool = False,
+        encode: OneHot | None = None,
+    ) -> None:
+        super().__init__()
+        self.encode = encode
         self.norm = RunningNorm(inputs) if normalize else None
         sizes = (inputs, *(hidden if last else hidden[:-1]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.features, self.width = sizes[-1], hidden[-1] if hidden else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x).reshape(len(x), -1)
+        x = as_float(x).reshape(len(x), -1) if self.encode is None else self.encode(x)
         x = x if self.norm is None else self.norm(x)
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
             x = F.relu(F.linear(x, layer.weight, layer.bias))  # calling a small layer as a module takes twice as long
         return x
-
-
-class Image(NamedTuple):
-    channels: int
-    height: int
-    width: int
-    channels_last: bool = False
 
 
 class ConvNet(Torso):
@@ -249,18 +279,26 @@ def torso_for(
     large: str = "nature",
     last: bool = True,
     normalize: bool = False,
+    only_pictures: bool = False,
 ) -> Torso:
     """A convolutional network for images, an MLP for other observations, one torso for each key of a Dict.
 
-    `auto`: uint8 or bool images of at least 36 x 36 get the convnet named by `large`; smaller ones with channels, as
-    MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to the large images of a Dict.
-    Without `last` the last linear layer of each torso is left to the heads. `normalize` is for vectors of floats.
+    `auto`: uint8 or bool images of at least 36 x 36 get the convnet named by `large`, as those of floats with channels do;
+    smaller ones with channels, as MinAtar's, get the MinAtar CNN. A named convnet applies to a single observation, and to
+    the large images of a Dict. Without `last` the last linear layer of each torso is left to the heads. `normalize` is for
+    vectors of floats. `only_pictures`: without those that get an MLP.
     """
     torsos: dict[str, Torso] = {}
     for name, column in env.observation.items():
+        if only_pictures and not is_picture(env, name):
+            continue
         key = name.removeprefix("obs/")
         stack = history if not stacked or key in stacked else 1
-        image = _image(column)
+        if name in env.categories:
+            encode = OneHot(env.categories[name], stack)
+            torsos[key] = MLP(encode.features, hidden, last, encode=encode)
+            continue
+        image = image_of(*column)
         kind = _kind(image, column)
         if convnet != "auto" and (name == "obs" or kind == "large"):
             kind = convnet
@@ -275,28 +313,22 @@ def torso_for(
     return torsos["obs"] if "obs" in env.observation else Concat(torsos)
 
 
-def _image(column: ArraySpec) -> Image | None:
-    """A column [H, W], [C, H, W] or [H, W, C]: equal sides are height and width; otherwise at most 4 are channels."""
-    shape = column.shape
-    if len(shape) not in (2, 3) or 0 in shape:
-        return None
-    if len(shape) == 2:
-        return Image(1, *shape)
-    squares = (shape[0] == shape[1], shape[1] == shape[2])
-    channels_last = squares[0] if squares[0] != squares[1] else shape[2] <= 4 or column.dtype == np.bool_
-    height, width = shape[:2] if channels_last else shape[1:]
-    return Image(shape[2] if channels_last else shape[0], height, width, channels_last)
+def is_picture(env: EnvSpec, name: str) -> bool:
+    """Whether a column is an image that a convolutional network takes."""
+    column = env.observation[name]
+    return name not in env.categories and _kind(image_of(*column), column) != "mlp"
 
 
 def _kind(image: Image | None, column: ArraySpec) -> str:
     """ "large", "minatar" or "mlp"."""
-    if image is None or column.dtype not in (np.uint8, np.bool_):
+    if image is None:
         return "mlp"
-    side = min(image.height, image.width)
-    if side >= 36:
+    certain = image.height == image.width or image.channels <= CHANNELS or column.dtype == np.bool_
+    if column.dtype not in (np.uint8, np.bool_):  # floats whose range nobody knows; a table has two axes
+        return "large" if image.side >= LARGE and certain and len(column.shape) == 3 else "mlp"
+    if image.side >= LARGE:
         return "large"
-    certain = image.height == image.width or image.channels <= 4 or column.dtype == np.bool_
-    return "minatar" if len(column.shape) == 3 and side >= 5 and certain else "mlp"
+    return "minatar" if len(column.shape) == 3 and image.side >= 5 and certain else "mlp"
 
 
 def user_network(

@@ -23,7 +23,14 @@ Bounds = tuple[Any, Any] | None  # lowest and highest values of one row; None: a
 def env_bounds(env: EnvSpec) -> dict[str, Bounds]:
     """Of the columns of a step and of the action. Observations may leave their space, as those of many environments do."""
     found = {name: _bounds_of(column, LARGEST_SEEN) for name, column in env.step.items()}
+    found |= {name: (np.zeros(shape, np.int64), top) for name, (shape, top) in _choices(env).items()}
     return found | {"discount": (0.0, 1.0), "action": _action_bounds(env)}
+
+
+def _choices(env: EnvSpec) -> dict[str, tuple[tuple[int, ...], Array]]:
+    """By column of choices: its shape, and the highest of each."""
+    shapes = {name: env.observation[name].shape for name in env.categories}
+    return {name: (shape, np.reshape(env.categories[name], shape) - 1) for name, shape in shapes.items()}
 
 
 def _action_bounds(env: EnvSpec) -> Bounds:
@@ -51,7 +58,7 @@ def _outside(name: str, x: Array, bounds: Bounds) -> str:
     if bounds is None or not x.size:
         return ""
     low, high = bounds
-    if isinstance(low, np.ndarray) and low.ndim:
+    if isinstance(low, np.ndarray):
         inside = bool(((x >= low) & (x <= high)).all())
     else:
         inside = bool(x.min() >= low and x.max() <= high)

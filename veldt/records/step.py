@@ -15,15 +15,16 @@ So the transition t -> t+1 is (obs[t], action[t], reward[t+1], discount[t+1], ob
 records: its final observation is an ordinary record, and truncation needs no special case. This is what Gymnasium's
 NEXT_STEP autoreset emits. Time is shifted once, in the loss, in words.
 
-A Box observation is the column `obs`; a Dict observation is one column `obs/key` for each key.
+A Box observation is the column `obs`; each part of a Dict or Tuple is a column `obs/key` (`records.adapter`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from veldt.records.adapter import Adapter
 from veldt.records.tree import ArraySpec, Spec, spec
 
 REWARD = spec((), np.float32)
@@ -39,6 +40,20 @@ class EnvSpec:
     observation: Spec  # column -> one observation; {"obs": ...} or {"obs/key": ...}
     action: ArraySpec
     action_space: spaces.Space[Any]  # of one environment
+    # Columns that hold choices, which a network sees one-hot -> how many choices each of their elements has.
+    categories: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # From the environment's own observations to columns, and from recorded actions to its own; None: nobody knows.
+    adapter: Adapter | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, adapter: Adapter) -> "EnvSpec":
+        columns = {key: column.spec for key, column in adapter.columns.items()}
+        return cls(name, columns, adapter.action_column, adapter.action_space, adapter.categories, adapter)
+
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know of how the environment is seen."""
+        return [] if self.adapter is None else self.adapter.notices
 
     @property
     def step(self) -> Spec:

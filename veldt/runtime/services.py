@@ -184,6 +184,7 @@ class CallService:
 
     def _take(self, channel: int, message: Tree) -> int | None:
         """Passes one request to the node, and returns its number. None: not now."""
+        number: int
         index, number, *integers = message[PORT].tolist()
         if number in self._answered[channel]:
             self._done[channel].add(number)

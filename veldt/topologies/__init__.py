@@ -154,7 +154,7 @@ def _add_recorder(program: Program, config: Config, env: EnvSpec, name: str, pol
 
 def add_light_actor(program: Program, config: Config, i: int, recorder: Any, counters: Any) -> None:
     """The i-th actor under central inference, in a process without torch."""
-    envs = partial(make_env, config.env, protocol=config.protocol, clip=config.clip_observations)
+    envs = partial(make_env, config.env, **config.env_options)
     groups = tuple(range(i * config.central.groups, (i + 1) * config.central.groups))
     n, name = config.envs_per_actor // config.central.groups, f"actor/{i}"
     args = (envs, n, recorder, counters, config.seed, name, groups, INCARNATION)
