@@ -23,6 +23,7 @@ COMMANDS = {
     "record": "record demonstrations: veldt record --policy module:callable --env ID --episodes 20 -o demos/mine",
     "demos": "describe demonstrations: veldt demos demos/mine",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
+    "report": "make a results page: veldt report runs/* -o results",
     "top": "watch a run: veldt top runs/my-run",
     "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
     "bench": "measure this machine: veldt bench learner",

@@ -53,7 +53,8 @@ def group(curves: list[Curve]) -> dict[str, list[Curve]]:
 MANY = 5  # curves in one image from which their ranges would hide them
 
 
-def draw(groups: dict[str, list[Curve]], out: Path) -> None:
+def draw(groups: dict[str, list[Curve]], out: Path, steps: str = "env steps") -> None:
+    """`steps`: what the curves' env_steps count."""
     from matplotlib.figure import Figure  # without pyplot: it needs no display, and keeps no figure
 
     many = len(groups) > MANY
@@ -66,7 +67,7 @@ def draw(groups: dict[str, list[Curve]], out: Path) -> None:
             axis.fill_between(grid, low, high, alpha=0.06 if many else 0.2, color=line.get_color(), linewidth=0)
     greedy = all(curve.greedy for curves in groups.values() for curve in curves)
     axes[0].set_ylabel("return, greedy episodes" if greedy else "return")
-    axes[0].set_xlabel("env steps")
+    axes[0].set_xlabel(steps)
     axes[1].set_xlabel("time (s)")
     if many:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
