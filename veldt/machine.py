@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -110,6 +111,15 @@ def find_device(name: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.device_count() else "cpu"
+
+
+def processor_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
 
 
 def core_count() -> int:
