@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from test_run import tiny
 
-from veldt import gpus, metrics
+from veldt import gpus, machine, metrics
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
+from veldt.experiment import session
 from veldt.gpus import Gpus, memory_of, read_answer
 from veldt.learning.learner import Learner, LearnerConfig
 from veldt.learning.params import LatestParams
@@ -80,6 +83,23 @@ def test_nothing_is_asked_for_a_run_without_a_gpu(tmp_path: Path, monkeypatch: p
     assert not notes.exists()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert Gpus(["cuda"]).look() == {}, "it has a GPU, but there is no nvidia-smi"
+
+
+def test_a_run_logs_the_processor_and_what_is_known_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Known(Gpus):
+        def __init__(self, devices: Iterable[str]) -> None:
+            super().__init__(["cuda" for _ in devices])
+
+        def look(self) -> dict[str, Any]:
+            return wait_for(super(), bool)
+
+    program(tmp_path, monkeypatch, f"printf '{TWO}'")
+    monkeypatch.setattr(session, "Gpus", Known)
+    run = tiny(tmp_path / "run", steps=50)
+    last = run.metrics[-1]
+    assert last["processor"] == machine.processor_name() != ""
+    assert (last["gpus"], last["gpu_busy"]) == ("NVIDIA H200", 0.95)
+    assert "gpu_planned" not in last, "it runs on the CPU"
 
 
 def test_gpu_memory_of_a_learner_reaches_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,5 +57,7 @@ def read_entry(path: Path) -> Entry:
         raise UserError(f"{path} is not a run directory: it has no config.yaml.")
     config = load_config(path / "config.yaml")
     settings = {name: x for name, x in flat(config).items() if name not in {"seed", "env", *MAY_CHANGE}}
-    skip = find_protocol(config.protocol).frame_skip if is_atari(config.env) else 1
-    return Entry(path, settings, config.env, config.seed, config.steps, skip, config.learner.batch)
+    skip, protocol = 1, ""
+    if is_atari(config.env):
+        skip, protocol = find_protocol(config.protocol).frame_skip, config.protocol or "dqn"
+    return Entry(path, settings, config.env, config.seed, config.steps, skip, config.learner.batch, protocol)

@@ -15,7 +15,7 @@ body { padding: 0 1.5em }
 h1, h2, h3 { line-height: 1.25 } h2 { margin-top: 2em }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .3em .8em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
-th { border-bottom: 2px solid #888 } .text { text-align: left }
+th { border-bottom: 2px solid #888 } .text { text-align: left; white-space: normal; min-width: 8em }
 img { max-width: 100% } .note { color: #555; max-width: 60em } code { background: #f2f2f2; padding: .1em .3em }
 """
 

@@ -63,7 +63,8 @@ def draw(groups: dict[str, list[Curve]], out: Path, steps: str = "env steps") ->
     for name, curves in groups.items():
         for axis, x in ((axes[0], "env_steps"), (axes[1], "time_s")):
             grid, low, mean, high = band([getattr(c, x) for c in curves], [c.returns for c in curves])
-            (line,) = axis.plot(grid, mean, label=f"{name} (n = {len(curves)})", linewidth=1.8)
+            marker = "o" if grid[0] == grid[-1] else None  # a single point
+            (line,) = axis.plot(grid, mean, label=f"{name} (n = {len(curves)})", linewidth=1.8, marker=marker)
             axis.fill_between(grid, low, high, alpha=0.06 if many else 0.2, color=line.get_color(), linewidth=0)
     greedy = all(curve.greedy for curves in groups.values() for curve in curves)
     axes[0].set_ylabel("return, greedy episodes" if greedy else "return")

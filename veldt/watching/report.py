@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from veldt.foreign import plain, read_text
+from veldt.foreign import LARGE, plain, read_text
+from veldt.machine import format_bytes
 from veldt.watching.links import format_seconds, number, percent
 from veldt.watching.page import Section, Table
 from veldt.watching.plot import Curve, draw
@@ -39,6 +40,7 @@ class Entry:
     steps: int  # env steps that it was to take
     frames_per_step: int
     batch: int
+    protocol: str = ""  # of Atari
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -81,20 +83,20 @@ class Entry:
 
     def machine(self) -> str:
         """The hardware, as far as it was logged; several if the run was resumed elsewhere."""
-        found = dict.fromkeys(_hardware(line) for line in self.lines if number(line, "cores") is not None)
-        return ", then ".join(found) or "hardware not logged"
-
-
-def _hardware(line: dict[str, Any]) -> str:
-    cores = number(line, "cores") or 0
-    processor = line.get("processor") or "processor not logged"
-    return f"{processor}, {cores:.0f} core{'' if cores == 1 else 's'}, {line.get('gpus') or 'no GPU logged'}"
+        logged = [line for line in self.lines if number(line, "cores") is not None]
+        names = ((str(line.get("processor") or "processor not logged")[:LONGEST], line["cores"]) for line in logged)
+        processors = (f"{name}, {n:.0f} core{'' if n == 1 else 's'}" for name, n in names)
+        gpus = dict.fromkeys(str(line["gpus"])[:LONGEST] for line in logged if line.get("gpus"))
+        if not gpus and (total := self.last("gpu_total")):
+            gpus = {f"a GPU of {format_bytes(total)}": None}
+        unknown = "no GPU" if any("processor" in line for line in logged) else "GPU not logged"
+        return f"{', then '.join(dict.fromkeys(processors)) or 'processor not logged'}; {', then '.join(gpus) or unknown}"
 
 
 def last_error(log: Path) -> str:
     """The error that a run ended with, if its last start did; empty if not."""
     try:
-        _, found, after = plain(read_text(log)).rpartition("stopped by an error")
+        _, found, after = plain(read_text(log, LARGE)).rpartition("stopped by an error")
     except (OSError, ValueError):
         return ""
     if not found or re.search(r"^[\d-]+ [\d:,]+ INFO .*, seed \d+, store ", after, re.MULTILINE):  # it was started again
@@ -156,12 +158,14 @@ def _scores(found: dict[str, list[Entry]], reference: Reference, others: list[st
     for env in dict.fromkeys(entry.env for entries in found.values() for entry in entries):
         for label, entries in found.items():
             if there := [entry for entry in entries if entry.env == env]:
-                rows.append([env, label, *_score_cells(there, reference), *_published(reference, env, others)])
+                protocols = " or ".join(dict.fromkeys(entry.protocol for entry in there))
+                name = f"{env} {protocols}".strip()
+                rows.append([name, label, *_score_cells(there, reference), *_published(reference, env, others)])
     rows.sort(key=lambda row: row[0])
     seeds = (
         f"Return: mean over runs of the last evaluation (greedy episodes of fixed weights), with the {percent(LEVEL)} "
         f"percentile bootstrap interval over runs ({RESAMPLES:,} resamples). With few runs it is too narrow: with 3 it "
-        "covers the true mean about 3 times in 4. Frames: of the weights that played."
+        "covers the true mean about 3 times in 4. Frames: of the weights that played. Atari: with the protocol."
     )
     return Section("Scores", Table(head, rows, frozenset(head[:2])), notes=[*notes, seeds])
 
