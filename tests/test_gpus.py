@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from test_inference import batched
 from test_run import tiny
 
 from veldt import gpus, machine, metrics
@@ -113,7 +114,11 @@ def test_gpu_memory_of_a_learner_reaches_the_live_table(monkeypatch: pytest.Monk
     learner.device = torch.device("cuda:1")
     reported = {name: x for name, x in learner.metrics().items() if "gpu" in name}
     assert reported == {"gpu_held/learner": 9e9, "gpu_memory": 110e9, "gpu_total": 140e9}
-    line = metrics.merge([reported, memory_of("inference", "cuda:1")]) | {"gpu_planned": 120 * 10**9, "gpu_busy": 0.95}
+    policy = batched()
+    policy.device = "cuda:1"
+    inference = {name: x for name, x in policy.metrics().items() if "gpu" in name}
+    assert inference["gpu_held/inference"] == 9e9 and inference["gpu_memory"] == 110e9
+    line = metrics.merge([reported, inference]) | {"gpu_planned": 120 * 10**9, "gpu_busy": 0.95}
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(View("run", {"time_s": 1.0, "env_steps": 10, "learner_steps": 1} | line))
     text = console.export_text()
