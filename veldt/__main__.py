@@ -26,6 +26,7 @@ COMMANDS = {
     "demos": "describe demonstrations: veldt demos demos/mine",
     "plot": "draw learning curves: veldt plot runs/* -o curves.png",
     "metrics": "print the metrics of a run, also as CSV: veldt metrics runs/my-run --csv",
+    "report": "make a results page: veldt report runs/* -o results",
     "top": "watch a run: veldt top runs/my-run",
     "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
     "bench": "measure this machine: veldt bench learner",

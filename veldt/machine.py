@@ -117,6 +117,15 @@ def find_device(name: str) -> str:
     return "cuda" if torch.cuda.device_count() else "cpu"
 
 
+def processor_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.machine()
+
+
 def core_count() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -102,6 +102,7 @@ INFERENCE: Metrics = (
     busy(column=HIDDEN),
     wait("policy", waits_for="steps of the actors"),
     Metric("inference_batch", "environments", link="policy", text="{inference_batch} at once"),
+    Metric("gpu_held/inference", "bytes", TOTAL, link="policy", text="{gpu_held/inference} of GPU memory"),
 )
 STORE: Metrics = (
     Metric(
@@ -130,6 +131,7 @@ LEARNER: Metrics = (
     ),
     Metric("skipped_updates", "updates", TOTAL, column=TROUBLE),
     Metric("policy_lag", "updates", column=HIDDEN),
+    Metric("gpu_held/learner", "bytes", TOTAL, link="learner", text="{gpu_held/learner} of GPU memory"),
     Metric("loss", column=HIDDEN),
     Metric("gradient_norm", column=HIDDEN),  # before it is clipped
     Metric("learning_rate", column=HIDDEN),
@@ -165,6 +167,10 @@ RUN: Metrics = (  # what the run itself adds to a line
     Metric("restarts", "processes", column=TROUBLE),
     Metric("memory_restarts", "processes", column=TROUBLE),
     Metric("memory_left", "bytes", column=HIDDEN),
+    Metric("gpu_memory", "bytes", LARGEST, column=FACT, text="{gpu_memory}[ of {gpu_total}][, {gpu_planned} planned]"),
+    Metric("gpu_total", "bytes", LARGEST, column=HIDDEN),
+    Metric("gpu_planned", "bytes", column=HIDDEN),
+    Metric("gpu_busy", "fraction", column=FACT),
     Metric("learner_stands_s", "s", column=TROUBLE),
     Metric("bad_fraction", "fraction", column=HIDDEN),
 )

@@ -22,7 +22,7 @@ from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.experiment import prepare as preparing
 from veldt.experiment.config import Config
-from veldt.experiment.prepare import CUDA, introduction, plan_disk, plan_ram, prepare
+from veldt.experiment.prepare import CUDA, GPU_COPIES, GPU_PROCESS, introduction, plan_disk, plan_gpu, plan_ram, prepare
 from veldt.experiment.recipes import make
 from veldt.experiment.settings import check
 from veldt.learning.activations import activation_bytes
@@ -31,6 +31,7 @@ from veldt.learning.params import LatestParams
 from veldt.machine import format_bytes
 from veldt.records.block import Schema
 from veldt.records.tree import Array
+from veldt.storing.slots import Size
 from veldt.storing.store import Sample
 from veldt.topologies import make_program
 from veldt.topologies.stores import store_device
@@ -142,11 +143,32 @@ def test_the_disk_that_checkpoints_take_is_named_before_the_run(tmp_path: Path, 
     assert 3 * 4 * 4 * prepared.parameters == plan_disk(less) < plan_disk(prepared)
 
 
-def test_activations_on_a_gpu_are_said_apart(tmp_path: Path) -> None:
+def test_gpu_memory_is_planned_by_what_is_on_the_gpu() -> None:
+    """The store's copy, the batch, the network and its activations, and CUDA itself in each process that uses it."""
+
+    def of(parameters: int = 1_000, activations: int = 0, **settings: Any) -> int:
+        config = make("apex-dqn", "CartPole-v1", **{"device": "cuda", "store.device": "cpu"} | settings)
+        spec = config.env_spec()
+        return plan_gpu(config, spec, make_program(config, spec), parameters, activations, Size(10**4, 10, 10**9))
+
+    assert of(device="cpu") == 0
+    plain = of()
+    assert GPU_PROCESS < plain < GPU_PROCESS + 20e6
+    assert of(activations=10**9) - plain == of(**{"store.device": "auto"}) - plain == 10**9
+    assert of(parameters=10**6) - of(parameters=0) == 4 * GPU_COPIES * 10**6
+    assert of(**{"learner.batch": 8_192}) > plain + 2 * 4_096 * 4 * 4 * 2
+    central = of(inference="central")
+    assert central == plain + GPU_PROCESS + 4_000
+    assert of(inference="central", runtime="inline") == plain + 4_000, "one process has both"
+    assert of(inference="central", device="cpu", **{"central.device": "cuda"}) == GPU_PROCESS + 4_000
+
+
+def test_gpu_memory_is_in_the_first_lines(tmp_path: Path) -> None:
     prepared = prepare(replace(CASES["r2d2"](), device="cpu"))
-    on_gpu = replace(prepared, config=replace(prepared.config, device="cuda"), activations=1_800_000_000)
+    config = replace(prepared.config, device="cuda")
+    on_gpu = replace(prepared, config=config, gpu=3_200_000_000, activations=1_800_000_000)
     (line,) = [line for line in introduction(on_gpu, tmp_path) if line.startswith("memory")]
-    assert line.endswith("when the store is full; activations of about 1.8 GB on the GPU")
+    assert line.endswith("when the store is full; about 3.2 GB of GPU memory, 1.8 GB of it activations")
     assert not any("GPU" in line for line in introduction(prepared, tmp_path))
 
 

@@ -16,6 +16,7 @@ from veldt.acting.exploration import Explore, HeldRandom
 from veldt.acting.graphed import GraphedForward, gather
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
+from veldt.gpus import memory_of
 from veldt.learning.params import LatestParams, flatten
 from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
@@ -330,4 +331,4 @@ class BatchedPolicy(NetworkPolicy):
         if self._batches:
             metrics["inference_batch"] = self._rows_run / self._batches
         self._batches = self._rows_run = 0
-        return metrics
+        return metrics | memory_of("inference", self.device)

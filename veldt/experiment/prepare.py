@@ -19,6 +19,7 @@ from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
 from veldt.experiment.env_names import shown
+from veldt.gpus import is_gpu
 from veldt.learning.activations import activation_bytes
 from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
@@ -40,6 +41,8 @@ LIBRARIES = 20_000_000  # bytes that libraries take when first used
 PROCESS = 30_000_000  # private bytes of a process, beside the pages it shares with its zygote
 ZYGOTE = 130_000_000
 CUDA = 1_500_000_000  # bytes of RAM, not of the GPU, that CUDA takes in a process that uses it
+GPU_PROCESS = 800_000_000  # bytes of GPU memory that CUDA, its libraries and graphs take in a process
+GPU_COPIES = 8  # of the network on the learner's GPU: weights, target, gradient, moments, published weights, captured ones
 LIGHT_PROCESS, LIGHT_ZYGOTE = 12_000_000, 40_000_000  # the same of processes without torch
 
 
@@ -55,6 +58,7 @@ class Prepared:
     declarations: metrics.Declarations
     store: Size
     ram: int  # bytes of the whole run when the store is full, with what this process has now
+    gpu: int  # bytes of GPU memory of the whole run
     activations: int  # bytes that an update takes on the learner's device, beside the network; in `ram` if that is the CPU
 
 
@@ -82,7 +86,8 @@ def prepare(config: Config) -> Prepared:
         use_bfloat16(net)
     activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
     store, ram = plan_ram(config, env, program, parameters, activations)
-    return Prepared(config, env, net, parameters, program, declarations, store, ram, activations)
+    gpu = plan_gpu(config, env, program, parameters, activations, store)
+    return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, activations)
 
 
 def check_device(name: str) -> None:
@@ -106,10 +111,9 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     """
     schema = config.schema(env)
     store = store_size(config, schema) if "store" in program.nodes else Size(0, 0, 0)
-    window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
-    samples = 2 * config.learner.batch * config.learner.prefetch * window
+    samples = _samples(config, schema)
     rest = samples + 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes
-    rest += CUDA * _cuda_processes(config, program) + (0 if is_cuda(config.learner_device) else activations)
+    rest += CUDA * _cuda_processes(config, program) + (0 if is_gpu(config.learner_device) else activations)
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
     free = min(available_memory(), int(1e9 * config.memory.limit) or available_memory())
@@ -117,13 +121,27 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     return store, used_memory() + store.nbytes + rest
 
 
-def is_cuda(device: str) -> bool:
-    return device.startswith("cuda")
+def _samples(config: Config, schema: Schema) -> int:
+    """Bytes of two samples of windows."""
+    window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
+    return 2 * config.learner.batch * config.learner.prefetch * window
+
+
+def plan_gpu(config: Config, env: EnvSpec, program: Program, parameters: int, activations: int, store: Size) -> int:
+    """About how many bytes of GPU memory the run takes, on all GPUs together; with the copy of the store's blocks, which
+    `store.device` auto makes only where they fit."""
+    nbytes = GPU_PROCESS * _cuda_processes(config, program)
+    if "learner" in program.nodes and is_gpu(config.learner_device):
+        blocks = 0 if config.store.device == "cpu" else store.nbytes + demos_size(config, config.schema(env)).nbytes
+        nbytes += 4 * GPU_COPIES * parameters + activations + _samples(config, config.schema(env)) + blocks
+    if "inference" in program.nodes and is_gpu(config.inference_device):
+        nbytes += 4 * parameters
+    return nbytes
 
 
 def _cuda_processes(config: Config, program: Program) -> int:
     devices = {"learner": config.learner_device, "inference": config.inference_device}
-    found = sum(name in program.nodes and is_cuda(device) for name, device in devices.items())
+    found = sum(name in program.nodes and is_gpu(device) for name, device in devices.items())
     return found if config.runtime == "local" else min(found, 1)
 
 
@@ -203,8 +221,8 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         each = format_bytes(store.nbytes / store.slots / config.schema(env).starts)
         size = f"{store.capacity:,} items of {each}, {format_bytes(store.nbytes)} when full"
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
-    on_gpu = is_cuda(config.learner_device)
-    gpu = f"; activations of about {format_bytes(prepared.activations)} on the GPU" if on_gpu else ""
+    gpu = f"; about {format_bytes(prepared.gpu)} of GPU memory" if prepared.gpu else ""
+    gpu += f", {format_bytes(prepared.activations)} of it activations" if is_gpu(config.learner_device) else ""
     actors = f"{config.actors} actors with " if config.actors > 1 else ""
     if config.topology != "single" and not runs_processes():
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
@@ -246,14 +264,14 @@ def _inference(config: Config) -> str:
 
 def _device(config: Config) -> str:
     """The learner's."""
-    found = config.device == "auto" and is_cuda(config.learner_device)
+    found = config.device == "auto" and is_gpu(config.learner_device)
     return f"{config.learner_device} (the GPU here; --device cpu does without)" if found else config.learner_device
 
 
 def _gathering(config: Config) -> str:
     """Where samples are gathered, if not in RAM."""
     device = config.store.device
-    if device == "cpu" or not is_cuda(config.learner_device):
+    if device == "cpu" or not is_gpu(config.learner_device):
         return ""
     return "; copied to the GPU, if it fits" if device == "auto" else f"; copied to {device}"
 

@@ -26,7 +26,8 @@ from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepa
 from veldt.experiment.settings import as_plain, flat
 from veldt.experiment.standstill import Standstill
 from veldt.files import replace_text
-from veldt.machine import core_count, format_bytes, process_age, used_memory
+from veldt.gpus import Gpus
+from veldt.machine import core_count, format_bytes, process_age, processor_name, used_memory
 from veldt.program import BLOCK_MEMORY
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
@@ -101,6 +102,7 @@ class Session:
                 self._train(self.nodes)
         finally:
             self.saving.wait()
+            self.progress.gpus.close()
             lines.close()
         self._conclude(prepared, resumed_from=number)
 
@@ -244,7 +246,9 @@ class Progress:
             "store_min_size": config.store.min_size,
             "store_once": config.store.selector == "fifo",
             "inference_device": config.inference_device,
-        }
+            "processor": processor_name(),
+        } | ({"gpu_planned": prepared.gpu} if prepared.gpu else {})
+        self.gpus = Gpus((config.learner_device, config.inference_device))
         self.bad, self.standstill = BadObservations(config.env, config.max_bad), Standstill(config.step_timeout)
         self.earlier_s = 0.0  # of the sessions before this one
         self.latest: dict[str, Any] = {}  # the newest value of each metric
@@ -288,6 +292,7 @@ class Progress:
             line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
             line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
         line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
+        line |= self.gpus.look()
         line |= {"bad_fraction": fraction} if (fraction := bad_fraction(nodes)) else {}
         if stands := self.standstill.look(now, clocks["env_steps"], clocks["learner_steps"]):
             line["learner_stands_s"] = stands

@@ -21,6 +21,7 @@ from veldt.algorithms.base import Algorithm, Batch, Loss
 from veldt.bounds import above, at_least, between
 from veldt.counters import Counters
 from veldt.errors import Diverged
+from veldt.gpus import memory_of
 from veldt.learning import optim, params
 from veldt.learning.captured import LAG, NORM, Captured, Launched
 from veldt.learning.optim import Flat, Owned, Updater
@@ -359,6 +360,7 @@ class Learner:
             metrics[LAG] = self._lag
         if isinstance(self.updater, Owned):
             metrics["learning_rate"] = self.updater.lr()
+        metrics |= memory_of("learner", str(self.device))
         return metrics | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:

@@ -9,6 +9,9 @@
     top.py          watches a run from another process
     plot.py         learning curves
     plot_rates.py   rates and waiting times against time
+    scores.py       human-normalised scores, statistics over games with intervals; atari57.json: reference scores
+    report.py       a results page of many runs
+    page.py         tables and images as Markdown and HTML
 
 May import records and the top-level modules metrics, machine and errors; nothing that imports torch.
 """

@@ -135,7 +135,8 @@ RESAMPLES = 1_000
 
 @dataclass(frozen=True)
 class Look:
-    x: str = ""  # one of AXES; empty: env steps, and time beside it
+    x: str = ""  # one of AXES; empty: `steps`, and time beside it
+    steps: str = "steps"  # or "frames"
     log: str = ""  # axes that are logarithmic: "x", "y" or "xy"
     smooth: int = 1  # points of which each point is the mean
     iqm: bool = False  # the interquartile mean instead of the mean
@@ -148,7 +149,7 @@ def draw(groups: dict[str, list[Curve]], out: Path, look: Look | None = None) ->
     look = look or Look()
     curves = [curve for alike in groups.values() for curve in alike]
     longest = max(float(curve.time_s[-1]) for curve in curves)
-    kinds = [look.x] if look.x else ["steps", "hours" if longest >= 3600 else "seconds"]
+    kinds = [look.x] if look.x else [look.steps, "hours" if longest >= 3600 else "seconds"]
     many = len(groups) > MANY
     figure = Figure((5.5 * len(kinds) + (1.5 if len(kinds) == 1 else 0), 5.0 if many else 4.2), layout="constrained")
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
