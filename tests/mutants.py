@@ -1574,7 +1574,7 @@ MUTANTS = [
     Mutant(
         "rate-without-the-time-of-its-line",
         "The time that a line takes is missing in the rates of the next one.",
-        "experiment/session.py",
+        "experiment/progress.py",
         "self.rates.of(line, now, ",
         "self.rates.of(line, time.monotonic(), ",
         (BOTTLENECK + "test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate",),

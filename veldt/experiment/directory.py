@@ -26,6 +26,8 @@ os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
 MAY_CHANGE = {  # on resume
     "steps",
+    "stop_return",
+    "stop_after",
     "queue",
     "transport",
     "gate.listen",

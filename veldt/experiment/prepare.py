@@ -122,7 +122,7 @@ def _cuda_processes(config: Config, program: Program) -> int:
 def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
     """About how many bytes it takes to run the nodes in processes of their own, with streams from recorders elsewhere."""
     nodes = program.nodes
-    own = [node for node in nodes.values() if node.on is None and node.name not in ("counters", "params")]
+    own = [node for node in nodes.values() if node.on is None and not node.everywhere]
     light = sum(node.light for node in own)
     streams = sum(issubclass(node.node_class, Recorder) and node.on != "learner" for node in nodes.values())
     stream = queue * min(STREAM_BYTES, schema.nbytes + 9 * schema.starts + 1024)

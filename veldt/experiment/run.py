@@ -10,31 +10,33 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from veldt import callables
 from veldt.acting.actor import Evaluation, evaluate
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.trained import TrainedPolicy
 from veldt.bounds import above, at_least, between, check_value
-from veldt.counters import Counters
 from veldt.envs import EnvLike, Envs, make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
 from veldt.experiment.directory import default_directory, load_config, require_trust
+from veldt.experiment.listening import Callbacks, CheckpointSaved, EvaluationDone, LogLine
+from veldt.experiment.prepare import check_device
 from veldt.experiment.session import Session
 from veldt.experiment.settings import check, override, refuse_without_effect
 from veldt.learning import params
-from veldt.learning.params import LatestParams
+from veldt.machine import find_device
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
 from veldt.seeds import derive
 from veldt.watching.sinks import Point, evaluations, read_metrics
 
+Which = Literal["latest", "best"]
 SMALLEST = 160  # pixels of a video; smaller frames are enlarged
 
 
@@ -62,19 +64,34 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep, self.config.checkpoint.store)
 
-    def policy(self, epsilon: float | None = None) -> LocalPolicy:
-        """The greedy policy of the last weights; its fraction of random actions is eval.epsilon unless another is given."""
-        config, weights = self._code_config(), self.checkpoints().weights()
+    def policy(self, epsilon: float | None = None, which: Which = "latest", device: str = "cpu") -> TrainedPolicy:
+        """The policy of the last weights, or of those with the best evaluation. Its fraction of random actions is
+        eval.epsilon, unless another is given."""
+        config, checkpoints = self._code_config(), self.checkpoints()
+        if which not in get_args(Which):
+            raise UserError(f"which is latest or best, not {which!r}.")
+        weights = checkpoints.weights() if which == "latest" else checkpoints.best_weights()
         if weights is None:
-            raise UserError(f"{self.path} has no checkpoint yet; train it first.")
-        env = config.env_spec()
+            what = (
+                "no checkpoint yet; train it first" if which == "latest" else "no best checkpoint: it was not evaluated yet"
+            )
+            raise UserError(f"{self.path} has {what}.")
+        explore = config.actor.explore(0, 1, 1)  # of an actor with one environment
+        trained = float(explore(config.steps) if callable(explore) else explore[0])
         epsilon = config.eval.epsilon if epsilon is None else epsilon
-        policy = LocalPolicy(config.algorithm, env, LatestParams(), Counters(), epsilon, seed=0)
+        policy = TrainedPolicy(config.algorithm, config.env_spec(), device, epsilon, trained)
         params.restore(policy.net, weights)
         return policy
 
-    def evaluate(self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: str = "") -> Evaluation:
-        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind.
+    def evaluate(
+        self,
+        episodes: int = 20,
+        seed: int = 0,
+        epsilon: float | None = None,
+        env: str = "",
+        which: Which = "latest",
+    ) -> Evaluation:
+        """Greedy episodes of the last weights; `epsilon` and `which` as in `policy`. `env` may be another environment.
 
         `bad_episodes` counts those with observations or rewards that were not finite.
         """
@@ -90,7 +107,9 @@ class Run:
                 raise UserError(
                     f"The observations or actions of {theirs.name} differ from those of {own.name}, the run's environment."
                 )
-            found = evaluate(envs, self.policy(epsilon), episodes, derive(seed, "evaluation"), config.eval.max_length)
+            found = evaluate(
+                envs, self.policy(epsilon, which), episodes, derive(seed, "evaluation"), config.eval.max_length
+            )
         assert found is not None
         return found
 
@@ -116,11 +135,15 @@ def train(
     run: str | Path | None = None,
     network: Callable[[EnvSpec], torch.nn.Module] | None = None,
     quiet: bool = False,
+    on_log: Callable[[LogLine], bool | None] | None = None,
+    on_evaluation: Callable[[EvaluationDone], bool | None] | None = None,
+    on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
     **overrides: Any,
 ) -> Run:
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
-    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}.
+    Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. A callback that
+    returns False or raises `veldt.Stop` ends the run, as if its steps were done.
     """
     if env is not None and not isinstance(env, str) and not callable(env):
         raise UserError(
@@ -137,17 +160,31 @@ def train(
     check(config)
     refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
-    Session(config, path, quiet).run()
+    Session(config, path, quiet, Callbacks(on_log, on_evaluation, on_checkpoint)).run()
     return Run(path, trust=True)  # the caller named what it imports
 
 
-def resume(run: str | Path, quiet: bool = False, trust: bool = False, **overrides: Any) -> Run:
+def load(run: str | Path, which: Which = "latest", device: str = "cpu", trust: bool = False) -> TrainedPolicy:
+    """The policy that a run learned: greedy, unless a call says how much to explore. `trust` as in `Run`."""
+    check_device(device)
+    return Run(run, trust).policy(0.0, which, find_device(device))
+
+
+def resume(
+    run: str | Path,
+    quiet: bool = False,
+    trust: bool = False,
+    on_log: Callable[[LogLine], bool | None] | None = None,
+    on_evaluation: Callable[[EvaluationDone], bool | None] | None = None,
+    on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
+    **overrides: Any,
+) -> Run:
     """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`)."""
     done = Run(run, trust)
     config = override(done.config, overrides)
     require_trust(done.path, config, trust, given=overrides)
     check(config)
-    Session(config, done.path, quiet).run()
+    Session(config, done.path, quiet, Callbacks(on_log, on_evaluation, on_checkpoint)).run()
     return done
 
 
@@ -160,11 +197,18 @@ def check_video(path: Path) -> None:
         raise UserError(f"{path} cannot be written.")
 
 
-def record_video(run: Run, path: Path, seed: int = 0, max_frames: int = 5_000, epsilon: float | None = None) -> int:
-    """Records one greedy episode and returns its number of frames; `epsilon` as in `Run.policy`."""
+def record_video(
+    run: Run,
+    path: Path,
+    seed: int = 0,
+    max_frames: int = 5_000,
+    epsilon: float | None = None,
+    which: Which = "latest",
+) -> int:
+    """Records one greedy episode and returns its number of frames; `epsilon` and `which` as in `Run.policy`."""
     check_video(path)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a display
-    policy = run.policy(epsilon)
+    policy = run.policy(epsilon, which)
     frames: list[Array] = []
     with closing(run.config.envs(1, render=True)) as envs:
         fps = int(envs.env.metadata.get("render_fps") or 30)

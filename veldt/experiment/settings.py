@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -11,6 +12,7 @@ from veldt import bounds
 from veldt.envs import is_atari
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.config import Config
+from veldt.experiment.listening import seconds
 from veldt.machine import core_count
 
 ACTORS_PER_CORE = 16
@@ -121,6 +123,10 @@ def _problems(config: Config) -> Iterator[str]:
         yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
     if config.demos and store.selector == "fifo":
         yield f"{config.recipe} uses each step once, from a queue: it cannot learn from demonstrations."
+    if config.stop_after:
+        seconds(config.stop_after)
+    if config.stop_return < math.inf and not config.eval.every:
+        yield "stop_return needs evaluations, but eval.every is 0."
     if config.protocol and not is_atari(config.env):
         yield f"protocol {config.protocol!r} is for Atari (ALE/...), not for {config.env}."
 
