@@ -1,6 +1,7 @@
 """veldt train: trains a recipe."""
 
 import dataclasses
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,7 +95,7 @@ def _show_help(args: Train, prog: str, description: str) -> None:
     description = (
         f"{description}\nNot listed, because they have no effect unless the condition after the colon holds:\n{absent}"
     )
-    registry = _hiding(args.config, idle)
+    registry = hiding(args.config, idle)
     tyro.cli(Train, args=["--help"], prog=prog, description=description, default=args, registry=registry)
 
 
@@ -108,7 +109,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}" + ("*" if name.endswith(".") else "")
 
 
-def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
+def hiding(config: Config, idle: Container[str]) -> ConstructorRegistry:
     """Makes tyro leave out these settings of the config, and groups that have no others."""
     effective = [f"{name}." for name in flat(config) if name not in idle]
     groups = {id(getattr(config, f.name)): f"{f.name}." for f in dataclasses.fields(config)} | {id(config): ""}

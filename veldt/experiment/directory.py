@@ -15,6 +15,7 @@ from veldt import bounds
 from veldt.callables import is_code
 from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
+from veldt.experiment.changes import HOW_IT_RUNS
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
 from veldt.foreign import plain, read_text, regular
@@ -24,34 +25,7 @@ log = logging.getLogger("veldt")
 _locks: set[TextIO] = set()  # held by this process, and by none that it forks
 os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
-MAY_CHANGE = {  # on resume
-    "steps",
-    "stop_return",
-    "stop_after",
-    "queue",
-    "transport",
-    "gate.listen",
-    "gate.token_file",
-    "gate.certificate",
-    "gate.key",
-    "gate.compress",
-    "log.every",
-    "log.wandb",
-    "checkpoint.keep",
-    "checkpoint.store",
-    "restart.limit",
-    "restart.delay",
-    "restart.window",
-    "memory.limit",
-    "memory.reserve",
-    "threads",
-    "device",
-    "store.device",
-    "learner.graph",
-    "eval.episodes",
-    "step_timeout",
-    "max_bad",
-}
+MAY_CHANGE = set(HOW_IT_RUNS)  # if the command that started a run is repeated
 
 
 def default_directory(config: Config) -> Path:
@@ -120,7 +94,7 @@ def require_trust(path: Path | str, config: Config, trust: bool, given: Containe
         raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author.")
 
 
-def check_same(path: Path, config: Config, may_differ: set[str], advice: str) -> None:
+def check_same(path: Path, config: Config, may_differ: Container[str], advice: str) -> None:
     """Raises a UserError if the directory holds a run of another config."""
     file = path / "config.yaml"
     theirs, ours = flat(load_config(file)) if file.exists() else {}, flat(config)

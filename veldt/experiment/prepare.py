@@ -16,7 +16,9 @@ from veldt.demos.set import Demos
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
+from veldt.experiment.initial import initial_weights
 from veldt.learning.activations import activation_bytes
+from veldt.learning.learner import Learner
 from veldt.machine import available_memory, find_device, format_bytes, used_memory
 from veldt.nets.torsos import use_bfloat16
 from veldt.program import Program
@@ -51,11 +53,12 @@ class Prepared:
     declarations: metrics.Declarations
     store: Size
     ram: int  # bytes of the whole run when the store is full, with what this process has now
+    initial: list[str]  # what is said of the weights that it starts with
     activations: int  # bytes that an update takes on the learner's device, beside the network; in `ram` if that is the CPU
 
 
-def prepare(config: Config) -> Prepared:
-    """Raises a UserError for all that cannot work on this machine, in this environment."""
+def prepare(config: Config, new: bool = True) -> Prepared:
+    """Raises a UserError for all that cannot work on this machine, in this environment. `new`: there is no checkpoint."""
     check_device(config.device)
     check_device(config.central.device or config.device)
     check_device(config.store.device)
@@ -72,11 +75,17 @@ def prepare(config: Config) -> Prepared:
     program, net = make_program(config, env), config.algorithm.network(env)
     parameters = sum(p.numel() for p in net.parameters())
     declarations = metrics.declared(program.nodes.values())
+    initial: list[str] = []
+    if config.init_from and new:
+        weights, initial = initial_weights(config.init_from, net)
+        for node in program.nodes.values():
+            if issubclass(node.node_class, Learner):
+                node.kwargs["initial"] = weights
     if config.learner.bfloat16:
         use_bfloat16(net)
     activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
     store, ram = plan_ram(config, env, program, parameters, activations)
-    return Prepared(config, env, net, parameters, program, declarations, store, ram, activations)
+    return Prepared(config, env, net, parameters, program, declarations, store, ram, initial, activations)
 
 
 def check_device(name: str) -> None:
@@ -197,6 +206,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     actors = f"{config.actors} actors with {config.envs_per_actor}" if config.actors > 1 else str(config.envs_per_actor)
     return [
         *lines,
+        *prepared.initial,
         f"acting: {actors} environments{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
         f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",

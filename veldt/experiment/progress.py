@@ -109,15 +109,15 @@ class Progress:
         return lines
 
     def add_evaluation(self, found: Evaluation, env_steps: int, learner_steps: int) -> dict[str, Any]:
-        """Of the last weights: a line of its own."""
-        line = {name: self.latest[name] for name in ("env_steps", "learner_steps")}
+        """Of the last weights: a line of its own, with the newest value of everything else."""
+        line = self.latest | {"time_s": self._time_s(time.monotonic()), "eval_time_s": self.latest["time_s"]}
+        line |= {"eval_env_steps": env_steps, "eval_learner_steps": learner_steps}
         line |= {
-            "time_s": self._time_s(time.monotonic()),
             "eval_return": found.mean_return,
             "eval_length": found.mean_length,
+            "eval_bad_episodes": found.bad_episodes,
         }
-        line |= {"eval_bad_episodes": found.bad_episodes, "eval_env_steps": env_steps, "eval_learner_steps": learner_steps}
-        self._write(line | {"eval_time_s": self.latest["time_s"]})
+        self._write(line)
         return line
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from veldt.bounds import above, at_least, between, check_value
 from veldt.envs import EnvLike, Envs, make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes
+from veldt.experiment.changes import ON_RESUME
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
 from veldt.experiment.directory import default_directory, load_config, require_trust
@@ -157,6 +158,8 @@ def train(
     config = override(base, overrides | ({"env": name} if name else {}))
     if config.demos:  # absolute: the run may be resumed from another directory
         config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))
+    if config.init_from:
+        config = dataclasses.replace(config, init_from=str(Path(config.init_from).resolve()))
     check(config)
     refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
@@ -179,12 +182,17 @@ def resume(
     on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
     **overrides: Any,
 ) -> Run:
-    """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`)."""
+    """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`).
+
+    Overrides are settings that may change (`changes.ON_RESUME`); callbacks as in `train`.
+    """
     done = Run(run, trust)
     config = override(done.config, overrides)
     require_trust(done.path, config, trust, given=overrides)
     check(config)
-    Session(config, done.path, quiet, Callbacks(on_log, on_evaluation, on_checkpoint)).run()
+    refuse_without_effect(config, done.config)
+    callbacks = Callbacks(on_log, on_evaluation, on_checkpoint)
+    Session(config, done.path, quiet, callbacks, ON_RESUME).run()
     return done
 
 

@@ -5,6 +5,7 @@ checkpoint. `Ending` (listening.py) calls the caller's functions, and decides wh
 """
 
 import logging
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import yaml
 from veldt import metrics
 from veldt.acting.actor import Evaluation
 from veldt.errors import UserError
+from veldt.experiment import changes
 from veldt.experiment.checkpoint import Checkpoint, Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive
+from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive, load_config
 from veldt.experiment.ending import Summary, evaluate_weights
 from veldt.experiment.listening import Callbacks, CheckpointSaved, Ending, EvaluationDone, LogLine
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
@@ -50,8 +52,15 @@ class Overdue(BaseException):
 
 
 class Session:
-    def __init__(self, config: Config, path: Path, quiet: bool, callbacks: Callbacks | None = None) -> None:
-        self.config, self.path, self.quiet = config, path, quiet
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        quiet: bool,
+        callbacks: Callbacks | None = None,
+        may_change: Container[str] = MAY_CHANGE,  # settings in which the directory's config may be another
+    ) -> None:
+        self.config, self.path, self.quiet, self.may_change = config, path, quiet, may_change
         self.ending = Ending(callbacks or Callbacks(), config.stop_return, config.stop_after)
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # while they run
@@ -61,9 +70,12 @@ class Session:
         self.last: Evaluation | None = None  # of the last weights
 
     def run(self) -> None:
-        config, prepared = self.config, prepare(self.config)
+        config, advice = self.config, "choose another --run, or give the settings it was started with"
+        if self.may_change is not MAY_CHANGE:
+            advice = "it cannot change on resume (veldt resume --help lists what can)"
+        check_same(self.path, config, self.may_change, advice)
+        prepared = prepare(config, new=not any((self.path / "checkpoints").glob("[0-9]*")))
         torch.set_num_threads(config.threads)
-        check_same(self.path, config, MAY_CHANGE, "choose another --run, or give the settings it was started with")
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep, config.checkpoint.store)
             checkpoints.clean()
@@ -81,6 +93,7 @@ class Session:
     def _start(self, prepared: Prepared, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:
         config, number = self.config, checkpoint.number if checkpoint else 0
         self._introduce(prepared, checkpoint)
+        self._note_changes(int(checkpoint.manifest["env_steps"]) if checkpoint else 0)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         metrics.save(prepared.declarations, self.path)
         sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path), self.screen]
@@ -223,6 +236,16 @@ class Session:
             text = f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps{empty}"
             log.info(text)
             self.screen.say(text)
+
+    def _note_changes(self, env_steps: int) -> None:
+        """Of the config that the directory has."""
+        file = self.path / "config.yaml"
+        changed = changes.differences(load_config(file), self.config) if file.exists() else {}
+        if changed:
+            changes.record(self.path, env_steps, changed)
+        for line in changes.sentences(changed, self.config, env_steps):
+            log.info(line)
+            self.screen.say(line)
 
     def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say

@@ -28,6 +28,7 @@ from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
 from veldt.nets.torsos import use_bfloat16
 from veldt.records.step import EnvSpec
+from veldt.records.tree import Array
 from veldt.storing.store import Sample, Store
 
 log = logging.getLogger("veldt")
@@ -166,11 +167,14 @@ class Learner:
         seed: int,
         device: str = "cpu",
         updater: Callable[[Flat], Updater] | None = None,  # None: the optimizer of the config, in this process
+        initial: Mapping[str, Array] | None = None,  # weights to start with, by name; others are random
     ) -> None:
         self.algorithm, self.store, self.params, self.counters = algorithm, store, params_, counters
         self.config, self.device = config, torch.device(device)
         torch.manual_seed(seed)
         self.net = algorithm.network(env).to(self.device)
+        if initial is not None:
+            params.restore(self.net, params.export(self.net) | dict(initial))
         if config.bfloat16:
             use_bfloat16(self.net)
         self.target = copy.deepcopy(self.net).requires_grad_(False).eval()
