@@ -9,9 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from veldt.errors import UserError
-from veldt.experiment.directory import MAY_CHANGE, load_config
-from veldt.experiment.settings import flat
+from veldt.errors import Untrusted, UserError
+from veldt.experiment.directory import MAY_CHANGE, load_config, read_yaml
+from veldt.experiment.settings import flat, flat_dict
 from veldt.watching.plot import Curve, Rates, draw, draw_rates, group
 
 
@@ -42,5 +42,9 @@ def run(argv: list[str]) -> int:
 
 def read_curve(path: Path) -> Curve:
     """The learning curve of a run, with the settings that distinguish it from other runs."""
-    curve, settings = Curve.read(path), flat(load_config(path / "config.yaml"))
+    curve, file = Curve.read(path), path / "config.yaml"
+    try:
+        settings = flat(load_config(file))
+    except Untrusted:  # its recipe is code, which a plot needs not
+        settings = flat_dict(read_yaml(file))
     return replace(curve, settings={name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}})

@@ -102,7 +102,7 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
 
 
 def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
-    config = Run(path).config
+    config = Run(path, args.trust).config
     env = args.env or config.env
     protocol = args.protocol or (config.protocol if is_atari(env) else "")
     _check_protocol(env, protocol)

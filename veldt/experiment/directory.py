@@ -29,8 +29,8 @@ MAY_CHANGE = set(HOW_IT_RUNS)  # if the command that started a run is repeated
 
 
 def default_directory(config: Config) -> Path:
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.env)
-    stem = f"{config.recipe}-{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{config.recipe}-{config.env}")
+    stem = f"{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / stem, 1
     while path.exists():
         number += 1
@@ -58,10 +58,13 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path, trust: bool = False, given: Container[str] = ()) -> Config:
+    """Raises Untrusted for a recipe that is code (module:function), unless its user trusts the file or has `given` it."""
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, as config.yaml of a run does.")
+    if is_code(name := str(values.get("recipe", ""))) and not trust and name not in given:
+        raise Untrusted(_refusal(path, [f"import and call {name} (recipe)"]))
     recipe, actor, learner = str(values.get("recipe", "dqn")), values.get("actor"), values.get("learner")
     if recipe == "dqn" and isinstance(actor, dict) and actor.get("refresh") == 1:
         del actor["refresh"]  # older runs have this setting, without effect
@@ -79,6 +82,7 @@ def asks(config: Config) -> dict[str, str]:
     """What a config does beside computing, reading files and writing to the run's own directory, by setting."""
     network = str(getattr(config.algorithm, "network_from", ""))
     wanted = {
+        "recipe": f"import and call {config.recipe}" if is_code(config.recipe) else "",
         "env": f"import and call {config.env}" if is_code(config.env) else "",
         "algorithm.network_from": f"import and call {network}" if is_code(network) else "",
         "gate.listen": f"listen on {config.gate.listen}" if config.gate.listen else "",
@@ -91,13 +95,18 @@ def require_trust(path: Path | str, config: Config, trust: bool, given: Containe
     """Raises Untrusted if the config asks for more than its user has `given` or trusts (see docs/security.md)."""
     wanted = [f"{what} ({name})" for name, what in asks(config).items() if name not in given]
     if wanted and not trust:
-        raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author.")
+        raise Untrusted(_refusal(path, wanted))
+
+
+def _refusal(path: Path | str, wanted: list[str]) -> str:
+    return f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author."
 
 
 def check_same(path: Path, config: Config, may_differ: Container[str], advice: str) -> None:
     """Raises a UserError if the directory holds a run of another config."""
     file = path / "config.yaml"
-    theirs, ours = flat(load_config(file)) if file.exists() else {}, flat(config)
+    ours = flat(config)
+    theirs = flat(load_config(file, given={config.recipe})) if file.exists() else {}
     for name in ours:
         if theirs and theirs.get(name) != ours[name] and name not in may_differ:
             there = f"{name} is {theirs.get(name)} there and {ours[name]} here"

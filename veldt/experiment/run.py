@@ -51,7 +51,7 @@ class Run:
     def config(self) -> Config:
         if not (self.path / "config.yaml").exists():
             raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
-        return load_config(self.path / "config.yaml")
+        return load_config(self.path / "config.yaml", self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ class Run:
 
 
 def train(
-    recipe: str | Config,
+    recipe: str | Config | Callable[[str], Config],
     env: EnvLike | None = None,
     run: str | Path | None = None,
     network: Callable[[EnvSpec], torch.nn.Module] | None = None,
@@ -143,6 +143,7 @@ def train(
 ) -> Run:
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
+    `recipe` is a name, module:function, a function from an environment to a Config, or a Config.
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. A callback that
     returns False or raises `veldt.Stop` ends the run, as if its steps were done.
     """
@@ -154,6 +155,7 @@ def train(
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
     name = callables.name_of(env) if callable(env) else env
+    recipe = callables.name_of(recipe) if callable(recipe) else recipe
     base = recipe if isinstance(recipe, Config) else recipes.make(recipe, name or "CartPole-v1")
     config = override(base, overrides | ({"env": name} if name else {}))
     if config.demos:  # absolute: the run may be resumed from another directory

@@ -240,7 +240,7 @@ class Session:
     def _note_changes(self, env_steps: int) -> None:
         """Of the config that the directory has."""
         file = self.path / "config.yaml"
-        changed = changes.differences(load_config(file), self.config) if file.exists() else {}
+        changed = changes.differences(load_config(file, given={self.config.recipe}), self.config) if file.exists() else {}
         if changed:
             changes.record(self.path, env_steps, changed)
         for line in changes.sentences(changed, self.config, env_steps):
