@@ -39,7 +39,7 @@ def test_custom_env(tmp_path):
 
 def test_custom_network(tmp_path):
     output = run_python(tmp_path, ROOT / "examples" / "custom_network.py", "--steps", "1500")
-    assert parameters(output) == 3 * 3 * 16 + 16 + 16 * 10 * 5 * 3 + 3, "the example's network, and no other"
+    assert parameters(output) == 3 * 3 * 16 + 16 + 16 * 10 * 5 * 32 + 32 + 33 * 3, "the example's network, and no other"
     assert -1 <= float(re.search(r"mean return of 100 greedy episodes: (\S+)", output)[1]) <= 1
 
 

@@ -172,7 +172,7 @@ class Observer(Algorithm):
         if not network_from:
             torso = torso_for(env, self.history, self.stacked, hidden, convnet, large, normalize=self.normalize_obs)
             return torso, torso.features
-        return user_network(network_from, env, self.history, self.stacked, "[B, features]")
+        return user_network(network_from, env, self.history, self.stacked)
 
     def last_reward(self, reward: Tensor) -> Tensor:
         """The last reward as an LSTM gets it: clipped to [-1, 1], as in IMPALA."""

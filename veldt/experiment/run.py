@@ -144,6 +144,7 @@ def train(
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
     `recipe` is a name, module:function, a function from an environment to a Config, or a Config.
+    `network` makes the part below the heads from an EnvSpec: [B, ...] -> [B, features].
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. A callback that
     returns False or raises `veldt.Stop` ends the run, as if its steps were done.
     """
@@ -157,6 +158,8 @@ def train(
     name = callables.name_of(env) if callable(env) else env
     recipe = callables.name_of(recipe) if callable(recipe) else recipe
     base = recipe if isinstance(recipe, Config) else recipes.make(recipe, name or "CartPole-v1")
+    if network is not None and not hasattr(base.algorithm, "network_from"):
+        raise UserError(f"{base.recipe} takes no network of your own: its algorithm has no network_from.")
     config = override(base, overrides | ({"env": name} if name else {}))
     if config.demos:  # absolute: the run may be resumed from another directory
         config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))

@@ -145,18 +145,15 @@ class Session:
     def _note_lines(self, nodes: Nodes) -> None:
         """Tells the callbacks of new lines of metrics, and keeps the weights of an evaluation that is the best."""
         for line in self.progress.take_lines():
-            steps = int(line["env_steps"]), int(line["learner_steps"])
-            self.ending.add(LogLine(self.path, *steps, line["time_s"], line))
-            if "eval_return" in line:
-                best = NODE in self.known and self.best.offer_evaluated(nodes, line)
-                self._note_evaluation(line, best)
+            best = "eval_return" in line and NODE in self.known and self.best.offer_evaluated(nodes, line)
+            self._note_line(line, best)
 
-    def _note_evaluation(self, line: dict[str, Any], best: bool) -> None:
-        steps = (
-            int(line.get("eval_env_steps", line["env_steps"])),
-            int(line.get("eval_learner_steps", line["learner_steps"])),
-        )
-        self.ending.add(EvaluationDone(self.path, *steps, line["eval_return"], line["eval_length"], best))
+    def _note_line(self, line: dict[str, Any], best: bool) -> None:
+        steps, updates = int(line["env_steps"]), int(line["learner_steps"])
+        self.ending.add(LogLine(self.path, steps, updates, line["time_s"], line))
+        if "eval_return" in line:
+            at = int(line.get("eval_env_steps", steps)), int(line.get("eval_learner_steps", updates))
+            self.ending.add(EvaluationDone(self.path, *at, line["eval_return"], line["eval_length"], best))
 
     def _note_checkpoint(self, number: int, env_steps: int) -> None:
         path = self.saving.checkpoints.directory / f"{number:06d}"
@@ -176,7 +173,7 @@ class Session:
         if self.last is not None:
             steps = int(manifest["env_steps"]), int(manifest["learner_steps"])
             line = self.progress.add_evaluation(self.last, *steps)
-            self._note_evaluation(line, self.best.offer(weights, self.last.mean_return, *steps))
+            self._note_line(line, self.best.offer(weights, self.last.mean_return, *steps))
 
     def _command(self, name: str) -> str:
         return f"veldt {name} {self.path}{' --trust' if asks(self.config) else ''}"

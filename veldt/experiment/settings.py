@@ -6,6 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from veldt import bounds
@@ -83,7 +84,7 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
         if all(type(part) is (type(like[0]) if like else str) for part in value):
             return tuple(value)
-    elif isinstance(like, str) and isinstance(value, str | int):
+    elif isinstance(like, str) and isinstance(value, str | int | Path):
         return str(value)
     raise UserError(f"{name} must be a {type(like).__name__}, not {reprlib.repr(value)}.")
 
