@@ -5,6 +5,7 @@ checkpoint. `Ending` (listening.py) calls the caller's functions, and decides wh
 """
 
 import logging
+import math
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -267,7 +268,7 @@ class Session:
 
     def _summarise(self) -> None:
         progress, best = self.progress, self.best
-        found = (best.mean_return, best.env_steps) if best.env_steps else None
+        found = (best.mean_return, best.env_steps) if math.isfinite(best.mean_return) else None
         trust = " --trust" if asks(self.config) else ""
         done = (progress.steps_done, progress.seconds)
         summary = Summary(self.config, self.stopped_by, progress.latest, *done, self.last, found, str(self.path), trust)
