@@ -1156,8 +1156,8 @@ MUTANTS = [
         "dueling-streams-share-a-layer",
         "The two streams of a dueling network are linear layers on one shared hidden layer.",
         "algorithms/dqn.py",
-        "last=last, normalize=normalize)\n            width = torso.width if self.dueling else 0",
-        "last=True, normalize=normalize)\n            width = 0",
+        "env.n_actions, self.dueling, torso.width if self.dueling else 0))",
+        "env.n_actions, self.dueling, 0))",
         (DQN + "test_the_dueling_network_for_atari_is_wang_et_als",),
     ),
     Mutant(

@@ -46,7 +46,7 @@ def test_custom_network(tmp_path):
 def test_the_algorithm_of_the_guide_learns(tmp_path):
     (tmp_path / "guide.py").write_text(first_block("docs/add_an_algorithm.md"))
     output = run_python(tmp_path, "guide.py")
-    promised = re.search(r"^print\(run.evaluate.*# ([\d.]+)", (tmp_path / "guide.py").read_text(), re.MULTILINE)
+    promised = re.search(r"^ *print\(run.evaluate.*# ([\d.]+)", (tmp_path / "guide.py").read_text(), re.MULTILINE)
     assert output.split()[-1] == promised[1], "what the guide says it prints"
 
 

@@ -1,6 +1,6 @@
 """veldt resume: continues a run from its last checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +22,7 @@ Example: veldt resume runs/cart --steps 200_000 --learner.lr 1e-4"""
 class Resume:
     run: tyro.conf.Positional[Path]
     """The run's directory."""
-    config: Annotated[Config, tyro.conf.arg(name="")]
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     quiet: bool = False
     """Print nothing while training."""
     trust: bool = False
