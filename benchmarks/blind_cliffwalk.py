@@ -28,7 +28,6 @@ import torch
 import tyro
 from torch import nn
 
-from veldt import callables
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
@@ -104,6 +103,11 @@ class Table(nn.Module):
         return self.linear(obs)  # [B, n] -> [B, 2]
 
 
+class Tabular(DQN):
+    def network(self, env: EnvSpec) -> nn.Module:
+        return Table(env)
+
+
 def transitions(n: int) -> int:
     """Number of steps over all sequences of actions: 2^n steps in state 0, half as many in each next one."""
     return 2 ** (n + 1) - 2
@@ -175,7 +179,7 @@ def make_learner(job: Job, settings: Settings) -> Learner:
     n, selector, seed = job
     envs = make_env(lambda: BlindCliffwalk(n))
     env = envs.spec
-    dqn = DQN(gamma=1 - 1 / n, huber=False, network_from=callables.name_of(Table))
+    dqn = Tabular(gamma=1 - 1 / n, huber=False)
     schema = Schema({**env.step, "action": env.action, **dqn.extras(env)}, dqn.window, FRESH)
     records = transitions(n) + 2**n  # an episode has one record more than transitions
     slots = -(-records // FRESH)

@@ -1103,7 +1103,7 @@ MUTANTS = [
     Mutant(
         "cut-keeps-the-prepared-batch",
         "A batch that was drawn early, before a checkpoint, is learned after it.",
-        "learning/learner.py",
+        "learning/feed.py",
         "self._samples.clear()\n        self._prepared = None",
         "self._samples.clear()",
         (
@@ -1156,8 +1156,8 @@ MUTANTS = [
         "dueling-streams-share-a-layer",
         "The two streams of a dueling network are linear layers on one shared hidden layer.",
         "algorithms/dqn.py",
-        "last=last, normalize=normalize)\n            width = torso.width if self.dueling else 0",
-        "last=True, normalize=normalize)\n            width = 0",
+        "env.n_actions, self.dueling, torso.width if self.dueling else 0))",
+        "env.n_actions, self.dueling, 0))",
         (DQN + "test_the_dueling_network_for_atari_is_wang_et_als",),
     ),
     Mutant(
@@ -1574,7 +1574,7 @@ MUTANTS = [
     Mutant(
         "rate-without-the-time-of-its-line",
         "The time that a line takes is missing in the rates of the next one.",
-        "experiment/session.py",
+        "experiment/progress.py",
         "self.rates.of(line, now, ",
         "self.rates.of(line, time.monotonic(), ",
         (BOTTLENECK + "test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate",),

@@ -39,14 +39,14 @@ def test_custom_env(tmp_path):
 
 def test_custom_network(tmp_path):
     output = run_python(tmp_path, ROOT / "examples" / "custom_network.py", "--steps", "1500")
-    assert parameters(output) == 3 * 3 * 16 + 16 + 16 * 10 * 5 * 3 + 3, "the example's network, and no other"
+    assert parameters(output) == 3 * 3 * 16 + 16 + 16 * 10 * 5 * 32 + 32 + 33 * 3, "the example's network, and no other"
     assert -1 <= float(re.search(r"mean return of 100 greedy episodes: (\S+)", output)[1]) <= 1
 
 
 def test_the_algorithm_of_the_guide_learns(tmp_path):
     (tmp_path / "guide.py").write_text(first_block("docs/add_an_algorithm.md"))
     output = run_python(tmp_path, "guide.py")
-    promised = re.search(r"^print\(run.evaluate.*# ([\d.]+)", (tmp_path / "guide.py").read_text(), re.MULTILINE)
+    promised = re.search(r"^ *print\(run.evaluate.*# ([\d.]+)", (tmp_path / "guide.py").read_text(), re.MULTILINE)
     assert output.split()[-1] == promised[1], "what the guide says it prints"
 
 

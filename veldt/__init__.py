@@ -2,6 +2,8 @@
 
 run = veldt.train("dqn", env="CartPole-v1", steps=60_000)
 run.evaluate(20).mean_return
+policy = veldt.load(run.path)
+action, state = policy(obs, state)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,21 +12,38 @@ from veldt import writable
 
 writable.provide()
 __version__ = "0.1.0"
-__all__ = ["Config", "EnvSpec", "Run", "UserError", "make_env", "recipe", "resume", "train"]
+__all__ = [
+    "Config",
+    "EnvSpec",
+    "Run",
+    "Stop",
+    "TrainedPolicy",
+    "UserError",
+    "load",
+    "make_env",
+    "recipe",
+    "resume",
+    "train",
+]
 
 if TYPE_CHECKING:
+    from veldt.acting.trained import TrainedPolicy
     from veldt.envs import make_env
     from veldt.errors import UserError
     from veldt.experiment.config import Config
+    from veldt.experiment.listening import Stop
     from veldt.experiment.recipes import make as recipe
-    from veldt.experiment.run import Run, resume, train
+    from veldt.experiment.run import Run, load, resume, train
     from veldt.records.step import EnvSpec
 
 _HOME = {
     "Config": "veldt.experiment.config:Config",
     "EnvSpec": "veldt.records.step:EnvSpec",
     "Run": "veldt.experiment.run:Run",
+    "Stop": "veldt.experiment.listening:Stop",
+    "TrainedPolicy": "veldt.acting.trained:TrainedPolicy",
     "UserError": "veldt.errors:UserError",
+    "load": "veldt.experiment.run:load",
     "make_env": "veldt.envs:make_env",
     "recipe": "veldt.experiment.recipes:make",
     "resume": "veldt.experiment.run:resume",

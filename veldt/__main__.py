@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -32,6 +33,7 @@ COMMANDS = {
     "bench": "measure this machine: veldt bench learner",
 }
 
+CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # module:function
 LONGEST = 4_000  # characters of an error
 LISTED = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
 USAGE = f"""Veldt {__version__}: distributed off-policy deep reinforcement learning.
@@ -54,6 +56,8 @@ def _run(argv: list[str], imported: Callable[[], None]) -> int:
 
     # Set before torch is imported: threads that spin take cores from the environments.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "--trust" in argv or any(CODE.fullmatch(word.rpartition("=")[2]) for word in argv):
+        sys.path.append(os.getcwd())  # last: it hides no installed module
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(USAGE)

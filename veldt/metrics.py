@@ -182,7 +182,7 @@ NODES: dict[str, Metrics] = {
     "store": STORE + DEMOS,
     "learner": LEARNER,
 }
-NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "counters": ()}
+NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "evaluated": (), "counters": ()}
 
 
 class Declarations(dict[str, Metric]):

@@ -164,7 +164,7 @@ def test_a_run_logs_evaluations_with_the_counts_and_the_time_of_their_weights(
     monkeypatch.setattr(LatestParams, "publish", watch)
     run = tiny(tmp_path / "r", **{"learner.publish_every": 50, "checkpoint.every": 0})
     lines = [line for line in run.metrics if "eval_return" in line]
-    assert len(lines) == 3 and all("eval_published_at" not in line for line in run.metrics)
+    assert len(lines) == 3 + 1 and all("eval_published_at" not in line for line in run.metrics)
     for line in lines:
         assert line["eval_env_steps"] == published[line["eval_learner_steps"]] <= line["env_steps"]
         assert 0 <= line["eval_time_s"] <= line["time_s"]

@@ -463,20 +463,21 @@ def flat_network(env):
     return nn.Sequential(nn.Linear(3, 2), nn.Flatten(0))
 
 
-def wide_network(env):
-    return nn.Linear(3, 5)
+def deep_network(env):
+    return nn.Sequential(nn.Linear(3, 5), nn.Unflatten(1, (1, 5)))
 
 
 @pytest.mark.parametrize(("history", "shape"), [(1, (2, 3)), (4, (2, 4, 3))])
 def test_a_custom_network_gets_observations_with_their_history(history, shape):
     seen_shapes.clear()
     net = DQN(history=history, network_from=name_of(Recording)).network(VECTOR)
-    assert isinstance(net, Recording) and seen_shapes == [shape]
+    assert isinstance(net.torso, Recording) and seen_shapes == [shape]
+    assert net(torch.zeros(shape)).shape == (2, 2)
 
 
-@pytest.mark.parametrize(("make", "got"), [(flat_network, "[4]"), (wide_network, "[2, 5]")])
-def test_a_custom_network_of_the_wrong_shape_is_refused_in_words(make, got):
-    message = f"must map [B, ...] observations to [B, 2] action values; for B = 2 it gave {got}"
+@pytest.mark.parametrize(("make", "got"), [(flat_network, "[4]"), (deep_network, "[2, 1, 5]")])
+def test_a_custom_network_of_the_wrong_shape_is_refused_by_name(make, got):
+    message = f"The network of {name_of(make)} must map [B, ...] observations to [B, features]; for B = 2 it gave {got}"
     with pytest.raises(UserError, match=re.escape(message)):
         DQN(network_from=name_of(make)).network(VECTOR)
 

@@ -232,7 +232,7 @@ def test_a_flag_may_be_written_in_every_usual_way() -> None:
     from veldt.cli.resume import Resume
 
     for argv in (["x", "--steps", "5"], ["x", "--steps=5"], ["--steps", "5", "x"]):
-        assert tyro.cli(Resume, args=argv).steps == 5
+        assert tyro.cli(Resume, args=argv).config.steps == 5
 
 
 # Training.

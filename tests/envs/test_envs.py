@@ -718,7 +718,7 @@ def test_a_finite_reward_counts_in_every_return_and_episodes_with_bad_rows_are_c
     capsys.readouterr()
     assert command.run([str(run.path), "--episodes", "3", "--json", "--trust"]) == 0
     out = capsys.readouterr().out
-    assert ("3 of these episodes had observations or rewards that are not finite" in out) == bad
+    assert ("3 of these had observations or rewards that are not finite" in out) == bad
     assert json.loads(out.splitlines()[-1])["bad_episodes"] == 3 * bad
 
 

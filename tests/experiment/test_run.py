@@ -130,8 +130,10 @@ def test_a_run_leaves_its_config_metrics_events_log_and_checkpoints(finished: Ru
     assert any(name.startswith("events.out.tfevents.") for name in names)
     assert not [name for name in names if name.startswith(".aside")]
     checkpoints = sorted(path.name for path in (finished.path / "checkpoints").iterdir())
-    assert checkpoints == ["000004", "000005", "blocks", "latest"]
+    best = [name for name in checkpoints if name.startswith("best-")]
+    assert checkpoints == ["000004", "000005", "best", *best, "blocks", "latest"] and len(best) == 1
     assert os.readlink(finished.path / "checkpoints" / "latest") == "000005"
+    assert os.readlink(finished.path / "checkpoints" / "best") == best[0]
     assert finished.config == recipes.make("dqn", "CartPole-v1", **TINY)
 
 
@@ -145,7 +147,7 @@ def test_every_line_of_metrics_has_the_three_clocks_and_they_never_go_back(finis
         assert values == sorted(values), name
     assert lines[-1]["env_steps"] >= 1_500
     assert {"eval_return", "eval_length"} <= {name for line in lines for name in line}
-    assert sum("eval_return" in line for line in lines) == 3  # every 500 env steps, each told once
+    assert sum("eval_return" in line for line in lines) == 3 + 1  # every 500 env steps, each told once; the last weights
 
 
 def test_env_steps_end_within_one_round_of_what_was_asked(finished: Run) -> None:

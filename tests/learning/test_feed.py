@@ -10,7 +10,7 @@ import torch
 from fakes import Store
 
 from veldt.algorithms.base import Batch
-from veldt.learning.learner import Feed
+from veldt.learning.feed import Feed
 from veldt.storing.store import Sample
 
 
@@ -121,7 +121,7 @@ def test_clear_drops_batches_that_were_not_used(early: bool) -> None:
 
 def test_time_spent_on_samples_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(100))
-    monkeypatch.setattr("veldt.learning.learner.time.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("veldt.learning.feed.time.perf_counter", lambda: float(next(seconds)))
     plain, early = feed(Store()), feed(Store(), early=True)
     for _ in range(3):
         step(plain)

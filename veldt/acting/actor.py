@@ -24,6 +24,7 @@ from veldt.seeds import derive
 
 if TYPE_CHECKING:  # it imports torch
     from veldt.acting.policy import LocalPolicy
+    from veldt.learning.params import LatestParams
 
 MakeEnvs = Callable[[int], Envs]  # n -> a vector of n environments
 
@@ -269,9 +270,18 @@ class Evaluator:
     OPTIONAL: ClassVar = True  # training goes on without it
 
     def __init__(
-        self, envs: MakeEnvs, policy: LocalPolicy, counters: Counters, every: int, episodes: int, max_length: int, seed: int
+        self,
+        envs: MakeEnvs,
+        policy: LocalPolicy,
+        counters: Counters,
+        every: int,
+        episodes: int,
+        max_length: int,
+        seed: int,
+        evaluated: LatestParams | None = None,  # where the weights of an evaluation are left
     ) -> None:
         self.policy, self.counters, self.every, self.episodes, self.seed = policy, counters, every, episodes, seed
+        self.evaluated = evaluated
         self.max_length = max_length
         policy.refresh = 0
         self.envs = envs(min(episodes, 16))
@@ -296,6 +306,8 @@ class Evaluator:
             # Actors may have passed several evaluation points meanwhile; skip all but the newest.
             steps = self.counters.get("env_steps")
             self.next = max(self.next + self.every, steps // self.every * self.every)
+            if self.evaluated is not None:
+                self.evaluated.publish(self.policy.weights())
             self.counters.add("evaluations", 1)
         return True
 

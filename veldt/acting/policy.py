@@ -17,7 +17,7 @@ from veldt.acting.graphed import GraphedForward, gather
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.counters import Counters
 from veldt.gpus import memory_of
-from veldt.learning.params import LatestParams, flatten
+from veldt.learning.params import LatestParams, Weights, flatten
 from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
 from veldt.records.step import EnvSpec, is_observation
@@ -71,6 +71,10 @@ class NetworkPolicy(Policy):
             self.version, self.when = newer.version, (newer.env_steps, newer.published_at)
             vector = newer.vector if newer.vector.flags.writeable else newer.vector.copy()
             self.vector.copy_(torch.from_numpy(vector))
+
+    def weights(self) -> Weights:
+        """Those that it has."""
+        return Weights(self.version, self.vector.cpu().numpy(), *self.when)
 
     def pull_if_due(self) -> None:
         """Counts one forward pass; pulls before every `refresh`-th."""

@@ -119,6 +119,13 @@ class Algorithm(Protocol):
         """The part of the next state that follows from the actions, on the device of the network."""
         return {}
 
+    def values(self, net: nn.Module, rows: Tensors, state: Tensors, action: Tensor | None = None) -> Tensors:
+        """What `TrainedPolicy.value` and `.q` return: `value` [n]; `q` [n, actions], or [n] of the given actions [n, ...].
+
+        Rows and state are those of `act`. Empty: it learns no values.
+        """
+        return {}
+
     def priority(self, columns: Tree, schema: Schema) -> Array | None:
         """Initial priorities [..., S] of block columns [..., R, ...] from what acting recorded; None: the largest."""
         return None
@@ -170,7 +177,7 @@ class Observer(Algorithm):
         if not network_from:
             torso = torso_for(env, self.history, self.stacked, hidden, convnet, large, normalize=self.normalize_obs)
             return torso, torso.features
-        return user_network(network_from, env, self.history, self.stacked, "[B, features]")
+        return user_network(network_from, env, self.history, self.stacked)
 
     def last_reward(self, reward: Tensor) -> Tensor:
         """The last reward as an LSTM gets it: clipped to [-1, 1], as in IMPALA."""
@@ -232,6 +239,11 @@ class ActionValues(Observer):
 
     def extras(self, env: EnvSpec) -> Spec:
         return {"q": spec((), np.float32), "v": spec((), np.float32)}
+
+    def values(self, net: nn.Module, rows: Tensors, state: Tensors, action: Tensor | None = None) -> Tensors:
+        """From the values `q` [n, actions] of the forward pass."""
+        q = self.h_inverse(self.forward(net, rows, state)[0]["q"])
+        return {"value": q.amax(1), "q": q if action is None else q.gather(1, action[:, None])[:, 0]}
 
     def h(self, x: Any) -> Any:
         """Values are learned under h: of the return x, the network learns h(x)."""

@@ -143,6 +143,12 @@ class DPG(ActionValues):
         action = torch.addcmul(net.center, net.radius, a).cpu().numpy()
         return {"action": action.reshape(len(action), *net.shape), "q": q, "v": v}, state
 
+    def values(self, net: nn.Module, rows: Tensors, state: Tensors, action: Tensor | None = None) -> Tensors:
+        assert isinstance(net, ActorCritic)
+        x = net.see(self.observe(rows, self.history - 1))
+        v = net.q(x, net.pi(x))
+        return {"value": v, "q": v if action is None else net.q(x, net.unit(action))}
+
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
         assert isinstance(net, ActorCritic) and isinstance(target, ActorCritic)
         s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)

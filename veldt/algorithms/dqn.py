@@ -41,7 +41,7 @@ class DQN(ActionValues):
     convnet: Literal["auto", "nature", "minatar", "impala", "mlp"] = "auto"
     """Network for images; auto: nature for uint8 of at least 36 x 36, minatar for small ones with channels, else mlp."""
     network_from: str = ""
-    """`module:callable` that builds the network from an EnvSpec, instead of the built-in one."""
+    """`module:callable` that builds the network below the head from an EnvSpec: [B, ...] -> [B, features]."""
 
     one_choice: ClassVar = True
 
@@ -50,13 +50,12 @@ class DQN(ActionValues):
         require_one_choice(env, "dqn")
 
     def network(self, env: EnvSpec) -> nn.Module:
-        if not self.network_from:
-            last, hidden, normalize = not self.dueling, self.hidden, self.normalize_obs
-            torso = torso_for(env, self.history, self.stacked, hidden, self.convnet, last=last, normalize=normalize)
-            width = torso.width if self.dueling else 0
-            return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, width))
-        gives, n = f"[B, {env.n_actions}] action values", env.n_actions
-        return user_network(self.network_from, env, self.history, self.stacked, gives, n)[0]
+        if self.network_from:
+            own, features = user_network(self.network_from, env, self.history, self.stacked)
+            return QNetwork(own, QHead(features, env.n_actions, self.dueling))
+        last, hidden, normalize = not self.dueling, self.hidden, self.normalize_obs
+        torso = torso_for(env, self.history, self.stacked, hidden, self.convnet, last=last, normalize=normalize)
+        return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, torso.width if self.dueling else 0))
 
     def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         return {"q": net(self.observe(rows, self.history - 1))}, {}

@@ -151,6 +151,12 @@ class VTraceActorCritic(Observer):
         assert isinstance(net, PolicyAndValue)
         return {"logits": out["logits"], **net.distribution.draw(out["logits"], explore, rng)}
 
+    def values(self, net: nn.Module, rows: Tensors, state: Tensors, action: Tensor | None = None) -> Tensors:
+        assert isinstance(net, PolicyAndValue)
+        if self.lstm:
+            return {"value": net.step(self.newest(rows, state), state)[0][1][:, 0]}
+        return {"value": net.out(net.torso(self.observe(rows, self.history - 1)))[1]}
+
     def taken(self, net: nn.Module, columns: Tree) -> Tensors:
         assert isinstance(net, PolicyAndValue)
         return {TAKEN: net.encode(on_device(columns[net.taken], net.device))}

@@ -1,4 +1,4 @@
-"""Plays greedy episodes with the last weights of a run.
+"""Plays greedy episodes with the last weights of a run, or with the best ones.
 
 Example: veldt eval runs/cart --episodes 20 --video cart.gif
 """
@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from veldt.errors import count
-from veldt.experiment.run import Run, check_video, record_video
+from veldt.experiment.run import Run, Which, check_video, record_video
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Eval:
     """Fraction of random actions (default: eval.epsilon of the run)."""
     json: bool = False
     """Print one JSON object on the last line: mean_return, returns, mean_length, bad_episodes."""
+    best: bool = False
+    """The weights with the best evaluation during training, instead of the last ones."""
     video: Path | None = None
     """Record an episode to this file (.gif or .mp4)."""
     trust: bool = False
@@ -39,7 +41,8 @@ def run(argv: list[str]) -> int:
     args = tyro.cli(Eval, args=argv, prog="veldt eval", description=__doc__)
     if args.video is not None:
         check_video(args.video)
-    result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env)
+    which: Which = "best" if args.best else "latest"
+    result = Run(args.run, args.trust).evaluate(args.episodes, args.seed, args.epsilon, args.env, which)
     print(
         f"{count(args.episodes, 'episode')}: mean return {result.mean_return:.1f} "
         f"(worst {min(result.returns):.1f}, best {max(result.returns):.1f}, sd {np.std(result.returns):.1f}), "
@@ -51,7 +54,8 @@ def run(argv: list[str]) -> int:
             "zeros for such observations, and returns are the sums of the finite rewards"
         )
     if args.video is not None:
-        frames = record_video(Run(args.run, args.trust), args.video, args.seed, epsilon=args.epsilon, env=args.env)
+        run = Run(args.run, args.trust)
+        frames = record_video(run, args.video, args.seed, epsilon=args.epsilon, env=args.env, which=which)
         print(f"{args.video}: {frames} frames")
     if args.json:
         numbers = {"mean_return": result.mean_return, "returns": result.returns, "mean_length": result.mean_length}

@@ -14,9 +14,9 @@ import tyro
 from veldt.bounds import above, check
 from veldt.envs import is_atari
 from veldt.envs.atari import find_protocol
-from veldt.errors import UserError
-from veldt.experiment.directory import MAY_CHANGE, load_config
-from veldt.experiment.settings import flat
+from veldt.errors import Untrusted, UserError
+from veldt.experiment.directory import MAY_CHANGE, load_config, read_yaml
+from veldt.experiment.settings import flat, flat_dict
 from veldt.foreign import printable
 from veldt.watching.plot import Curve, Look, check_image, draw, group
 from veldt.watching.plot_rates import Rates, draw_rates
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
         print(f"{out}: {', '.join(str(one.path) for one in rates)}")
         return 0
     groups = group(read_all(args.runs, read_curve))
-    draw(groups, out, Look(args.x or "", args.log or "", args.smooth, args.iqm))
+    draw(groups, out, Look(args.x or "", log=args.log or "", smooth=args.smooth, iqm=args.iqm))
     print(f"{out}: {'; '.join(f'{name} ({count(len(curves))})' for name, curves in groups.items())}")
     return 0
 
@@ -82,8 +82,11 @@ def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read
 
 def read_curve(path: Path) -> Curve:
     """The learning curve of a run, with the settings that distinguish it from other runs."""
-    curve, config = Curve.read(path), load_config(path / "config.yaml")
-    settings = {name: x for name, x in flat(config).items() if name not in {"seed", *MAY_CHANGE}}
-    return replace(
-        curve, settings=settings, frame_skip=find_protocol(config.protocol).frame_skip if is_atari(config.env) else 1
-    )
+    curve, file = Curve.read(path), path / "config.yaml"
+    try:
+        settings = flat(load_config(file))
+    except Untrusted:  # its recipe is code, which a plot needs not
+        settings = flat_dict(read_yaml(file))
+    skip = find_protocol(str(settings["protocol"])).frame_skip if is_atari(str(settings.get("env", ""))) else 1
+    settings = {name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}}
+    return replace(curve, settings=settings, frame_skip=skip)

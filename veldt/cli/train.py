@@ -1,6 +1,7 @@
 """veldt train: trains a recipe."""
 
 import dataclasses
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,7 +51,7 @@ def run(argv: list[str]) -> int:
             )
         recipe = next(iter(RECIPES))
     default = Train(_defaults(recipe, flags))
-    prog, description = f"veldt train {recipe}", f"Trains {recipe}: {RECIPES[recipe].__doc__}{EXAMPLE}"
+    prog, description = f"veldt train {recipe}", f"Trains {recipe}: {recipes.find(recipe).__doc__ or ''}{EXAMPLE}"
     args = tyro.cli(Train, args=given, prog=prog, description=description, default=default)
     if wants_help:
         _show_help(args, prog, description)
@@ -58,7 +59,10 @@ def run(argv: list[str]) -> int:
     if args.config_file is not None:
         words = {word.partition("=")[0] for word in given}
         require_trust(
-            args.config_file, args.config, args.trust, [name for name in asks(args.config) if _flag(name) in words]
+            args.config_file,
+            args.config,
+            args.trust,
+            ["recipe", *(name for name in asks(args.config) if _flag(name) in words)],
         )
     refuse_without_effect(args.config, default.config)
     train(args.config, run=args.run, quiet=args.quiet)
@@ -70,7 +74,7 @@ def _defaults(recipe: str, flags: list[str]) -> Config:
     file, env = _peek(flags, "--config"), _peek(flags, "--env")
     values: dict[str, object] = {}
     if file is not None:
-        values = as_plain(load_config(named(Path(file))))
+        values = as_plain(load_config(named(Path(file)), "--trust" in flags, given={recipe}))
         env = env or str(values["env"])
         values.pop("recipe"), values.pop("env")
         if not is_atari(env):
@@ -94,7 +98,7 @@ def _show_help(args: Train, prog: str, description: str) -> None:
     description = (
         f"{description}\nNot listed, because they have no effect unless the condition after the colon holds:\n{absent}"
     )
-    registry = _hiding(args.config, idle)
+    registry = hiding(args.config, idle)
     tyro.cli(Train, args=["--help"], prog=prog, description=description, default=args, registry=registry)
 
 
@@ -108,7 +112,7 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}" + ("*" if name.endswith(".") else "")
 
 
-def _hiding(config: Config, idle: dict[str, str]) -> ConstructorRegistry:
+def hiding(config: Config, idle: Container[str]) -> ConstructorRegistry:
     """Makes tyro leave out these settings of the config, and groups that have no others."""
     effective = [f"{name}." for name in flat(config) if name not in idle]
     groups = {id(getattr(config, f.name)): f"{f.name}." for f in dataclasses.fields(config)} | {id(config): ""}

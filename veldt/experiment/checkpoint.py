@@ -6,6 +6,8 @@
                          state.safetensors     target, optimizer, priorities, counters, ...
       blocks/            store-000000000000.safetensors ...   each block of the store once, shared by all checkpoints
       latest             link to the newest
+      best-000000060000/ manifest.json, weights.safetensors   the weights with the best evaluation, by env steps
+      best               link to it
 
 A checkpoint is written aside, synced and renamed: it is there as a whole or not at all. Its cost does not grow with the
 store: only the blocks that are new since the last one are written. If there is no room for the stores, it has all else; a
@@ -101,23 +103,30 @@ class Checkpoints:
 
     def _write(self, info: dict[str, Any], state: dict[str, dict[str, Any]], stores: dict[str, Any]) -> Path:
         final = self.directory / f"{info['number']:06d}"
-        aside = self.directory / f".aside-{final.name}"
         self._new = []
         try:
             self.blocks.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
             files = self._save_blocks(stores, spare=2 * _nbytes(state))
-            self._save_state(aside, state, {**info, "blocks": files})
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(aside, final)
+            self._place(final, state, {**info, "blocks": files})
         except (OSError, SafetensorError):
-            shutil.rmtree(aside, ignore_errors=True)
             for part in (*self.blocks.glob(".aside-*"), *self._new):
                 part.unlink(missing_ok=True)
             raise
         self._saved |= files
         return final
+
+    def _place(self, final: Path, state: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
+        """Writes a checkpoint aside and moves it to its place."""
+        aside = self.directory / f".aside-{final.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            aside.mkdir()
+            self._save_state(aside, state, manifest)
+            shutil.rmtree(final, ignore_errors=True)
+            os.rename(aside, final)
+        except (OSError, SafetensorError):
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
     def weights(self) -> Tree | None:
         """The weights of the newest checkpoint that verifies, even while a run writes and deletes checkpoints there."""
@@ -130,6 +139,45 @@ class Checkpoints:
                 if self._paths() == before:
                     raise
         raise UserError(f"{self.directory} changes faster than it can be read; try again.")
+
+    def best(self) -> Checkpoint | None:
+        """The weights with the best evaluation, and in its manifest what that was; None: there are none that verify."""
+        for path in self._paths("best-"):
+            try:
+                return self._verify(path)
+            except Corrupt as error:
+                log.warning("checkpoint %s is not used: %s", path.name, error)
+        return None
+
+    def best_weights(self) -> Tree | None:
+        """As `weights`; a run may replace them meanwhile."""
+        for _ in range(RETRIES):
+            before = self._paths("best-")
+            try:
+                checkpoint = self.best()
+                if checkpoint is not None or self._paths("best-") == before:
+                    return None if checkpoint is None else checkpoint.weights()
+            except (UserError, FileNotFoundError):
+                if self._paths("best-") == before:
+                    raise
+        raise UserError(f"{self.directory} changes faster than it can be read; try again.")
+
+    def save_best(self, weights: Tree, info: dict[str, Any]) -> bool:
+        """Replaces the best weights. `info` is what was evaluated: env_steps, learner_steps, mean_return."""
+        state = {"learner": {f"weights/{name}": x for name, x in weights.items()}}
+        info = {"format": FORMAT, "number": info["env_steps"], "blocks": {}, **info}
+        final = self.directory / f"best-{info['env_steps']:012d}"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._place(final, state, info)
+            self._point_to(final, "best")
+        except (OSError, SafetensorError) as error:
+            log.error("the best weights could not be written (%s); training continues", error)
+            return False
+        for path in self._paths("best-"):
+            if path != final:
+                shutil.rmtree(path, ignore_errors=True)
+        return True
 
     def load(self, blocks: bool = True) -> Checkpoint | None:
         """The newest checkpoint that verifies, with its block files or without; None if there is none at all."""
@@ -249,17 +297,18 @@ class Checkpoints:
             self._sound[name] = own and fingerprint(self.blocks / name) == expected
         return self._sound[name]
 
-    def _paths(self) -> list[Path]:
+    def _paths(self, prefix: str = "") -> list[Path]:
         """Newest first."""
-        found = (p for p in self.directory.glob("[0-9]*") if p.name.isdecimal() and not p.is_symlink())
+        names = self.directory.glob(f"{prefix}[0-9]*")
+        found = (p for p in names if p.name.removeprefix(prefix).isdecimal() and not p.is_symlink())
         return sorted((p for p in found if p.is_dir()), reverse=True)
 
-    def _point_to(self, path: Path) -> None:
-        aside = self.directory / ".aside-latest"
+    def _point_to(self, path: Path, link: str = "latest") -> None:
+        aside = self.directory / f".aside-{link}"
         aside.unlink(missing_ok=True)
         aside.symlink_to(path.name)
         try:
-            os.rename(aside, self.directory / "latest")
+            os.rename(aside, self.directory / link)
         finally:
             aside.unlink(missing_ok=True)
 

@@ -1,6 +1,7 @@
 """Config: everything a run depends on, as nested dataclasses with declared bounds."""
 
 import contextlib
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -262,6 +263,12 @@ class Config:
     """Total number of env steps: actions applied, summed over all environments."""
     seed: Annotated[int, at_least(0)] = 0
     """Seed of all random numbers."""
+    stop_return: Annotated[float, above(-math.inf, infinite=True)] = math.inf
+    """Stop when the mean return of an evaluation reaches this; inf: never."""
+    stop_after: str = ""
+    """Stop after this time of training, not counting that before a resume: 90s, 30m, 2h or 1h30m; empty: never."""
+    init_from: str = ""
+    """Run whose last weights a new run starts with, as far as names and shapes are the same; empty: random weights."""
     clip_observations: bool = False
     """Clip observations to the bounds of their space. Otherwise out-of-bounds observations are kept, with a warning."""
     max_bad: Annotated[float, between(0, 1)] = 0.1

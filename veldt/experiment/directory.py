@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +16,7 @@ from veldt.callables import is_code, is_unstable
 from veldt.envs.make import words_of_text
 from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
+from veldt.experiment.changes import HOW_IT_RUNS
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat, override
 from veldt.files import locked
@@ -27,40 +28,14 @@ _locks: set[TextIO] = set()  # held by this process, and by none that it forks
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=lambda: [file.close() for file in _locks])
 
+MAY_CHANGE = set(HOW_IT_RUNS)  # if the command that started a run is repeated
 CODE = ("env", "algorithm.network_from")  # settings that may name code
-MAY_CHANGE = {  # on resume
-    "steps",
-    "queue",
-    "transport",
-    "gate.listen",
-    "gate.token_file",
-    "gate.certificate",
-    "gate.key",
-    "gate.compress",
-    "log.every",
-    *(f"log.wandb{name}" for name in ("", "_project", "_entity", "_group", "_tags")),
-    *(f"log.mlflow{name}" for name in ("", "_uri", "_experiment")),
-    "checkpoint.keep",
-    "checkpoint.store",
-    "restart.limit",
-    "restart.delay",
-    "restart.window",
-    "memory.limit",
-    "memory.reserve",
-    "threads",
-    "device",
-    "store.device",
-    "learner.graph",
-    "eval.episodes",
-    "step_timeout",
-    "max_bad",
-}
 
 
 def default_directory(config: Config) -> Path:
     env = config.env.rpartition(":")[2] if is_unstable(config.env) else config.env
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in env)
-    stem = f"{config.recipe}-{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"{config.recipe}-{env}")
+    stem = f"{name}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = Path("runs") / stem, 1
     while path.exists():
         number += 1
@@ -88,10 +63,13 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
 
 
-def load_config(path: Path) -> Config:
+def load_config(path: Path, trust: bool = False, given: Container[str] = ()) -> Config:
+    """Raises Untrusted for a recipe that is code (module:function), unless its user trusts the file or has `given` it."""
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, as config.yaml of a run does.")
+    if is_code(name := str(values.get("recipe", ""))) and not trust and name not in given:
+        raise Untrusted(_refusal(path, [f"import and call {name} (recipe)"]))
     recipe, actor, learner = str(values.get("recipe", "dqn")), values.get("actor"), values.get("learner")
     if recipe == "dqn" and isinstance(actor, dict) and actor.get("refresh") == 1:
         del actor["refresh"]  # older runs have this setting, without effect
@@ -111,6 +89,7 @@ def asks(config: Config) -> dict[str, str]:
     texts = ", ".join(words_of_text(config.env_kwargs))
     network = str(getattr(config.algorithm, "network_from", ""))
     wanted = {
+        "recipe": f"import and call {config.recipe}" if is_code(config.recipe) else "",
         "env": f"import and call {config.env}" if is_code(config.env) else "",
         "env_kwargs": f"give the environment {texts}" if texts else "",
         "wrappers": f"import and call {around}" if around else "",
@@ -126,16 +105,21 @@ def require_trust(path: Path | str, config: Config, trust: bool, given: Containe
     """Raises Untrusted if the config asks for more than its user has `given` or trusts (see docs/security.md)."""
     wanted = [f"{what} ({name})" for name, what in asks(config).items() if name not in given]
     if wanted and not trust:
-        raise Untrusted(f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author.")
+        raise Untrusted(_refusal(path, wanted))
 
 
-def check_same(path: Path, config: Config, may_differ: Collection[str], advice: str) -> None:
+def _refusal(path: Path | str, wanted: list[str]) -> str:
+    return f"{path} would {', '.join(wanted)}; allow it with --trust (trust=True) if you trust its author."
+
+
+def check_same(path: Path, config: Config, may_differ: Container[str], advice: str) -> None:
     """Raises a UserError if the directory holds a run of another config.
 
     The same class of a script or a notebook may have another name: what it makes is compared when the run is restored.
     """
     file = path / "config.yaml"
-    theirs, ours = flat(load_config(file)) if file.exists() else {}, flat(config)
+    ours = flat(config)
+    theirs = flat(load_config(file, given={config.recipe})) if file.exists() else {}
     for name in ours:
         if theirs and theirs.get(name) != ours[name] and name not in may_differ:
             if name in CODE and any(is_unstable(str(x)) for x in (theirs.get(name), ours[name])):

@@ -47,7 +47,7 @@ def command(verb: str, path: Path, config: Config, **changes: Any) -> str:
     """How to evaluate or resume the run in this directory; in Python where no command can make its environment."""
     asked = asks(config)
     if verb == "eval":
-        asked = {name: what for name, what in asked.items() if name in ("env", "algorithm.network_from")}
+        asked = {name: what for name, what in asked.items() if not name.startswith(("gate.", "log."))}
     env, network = config.env, str(getattr(config.algorithm, "network_from", ""))
     if not is_code(env) and (script := _registering(env)):
         env = f"{script}:{env}"

@@ -150,6 +150,8 @@ def _config(settings: Any) -> Any:
         raise _invalid("settings.store")
     recipe, env = (_word(values, name) for name in ("recipe", "env"))
     del values["recipe"], values["env"]
+    if recipe not in recipes.names():  # a module of the run's machine
+        raise _invalid("settings.recipe")
     config = recipes.make(recipe, env, **values, store=store)
     if config.recipe != recipe or config.env != env or config.inference != "local":
         raise _invalid("settings.recipe")

@@ -19,8 +19,10 @@ from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.experiment.config import Config
 from veldt.experiment.env_names import shown
+from veldt.experiment.initial import initial_weights
 from veldt.gpus import is_gpu
 from veldt.learning.activations import activation_bytes
+from veldt.learning.learner import Learner
 from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
 from veldt.program import Program
@@ -59,11 +61,12 @@ class Prepared:
     store: Size
     ram: int  # bytes of the whole run when the store is full, with what this process has now
     gpu: int  # bytes of GPU memory of the whole run
+    initial: list[str]  # what is said of the weights that it starts with
     activations: int  # bytes that an update takes on the learner's device, beside the network; in `ram` if that is the CPU
 
 
-def prepare(config: Config) -> Prepared:
-    """Raises a UserError for all that cannot work on this machine, in this environment."""
+def prepare(config: Config, new: bool = True) -> Prepared:
+    """Raises a UserError for all that cannot work on this machine, in this environment. `new`: there is no checkpoint."""
     if config.runtime == "local" and not runs_processes():
         raise UserError("The local runtime needs Linux on x86-64 or aarch64; --runtime inline works everywhere.")
     check_device(config.device)
@@ -82,12 +85,18 @@ def prepare(config: Config) -> Prepared:
     program, net = make_program(config, env), config.algorithm.network(env)
     parameters = sum(p.numel() for p in net.parameters())
     declarations = metrics.declared(program.nodes.values())
+    initial: list[str] = []
+    if config.init_from and new:
+        weights, initial = initial_weights(config.init_from, net)
+        for node in program.nodes.values():
+            if issubclass(node.node_class, Learner):
+                node.kwargs["initial"] = weights
     if config.learner.bfloat16:
         use_bfloat16(net)
     activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
     store, ram = plan_ram(config, env, program, parameters, activations)
     gpu = plan_gpu(config, env, program, parameters, activations, store)
-    return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, activations)
+    return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, initial, activations)
 
 
 def check_device(name: str) -> None:
@@ -148,7 +157,7 @@ def _cuda_processes(config: Config, program: Program) -> int:
 def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
     """About how many bytes it takes to run the nodes in processes of their own, with streams from recorders elsewhere."""
     nodes = program.nodes
-    own = [node for node in nodes.values() if node.on is None and node.name not in ("counters", "params")]
+    own = [node for node in nodes.values() if node.on is None and not node.everywhere]
     light = sum(node.light for node in own)
     streams = sum(issubclass(node.node_class, Recorder) and node.on != "learner" for node in nodes.values())
     stream = queue * min(STREAM_BYTES, schema.nbytes + 9 * schema.starts + 1024)
@@ -228,6 +237,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [
         *lines,
+        *prepared.initial,
         f"acting: {actors}{amount(config.envs_per_actor, 'environments')}{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
         f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",

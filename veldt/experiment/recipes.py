@@ -7,10 +7,12 @@ Numbers for Atari are the papers'; those for small tasks were tuned here.
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import gymnasium as gym
 
+from veldt import callables
 from veldt.algorithms.dpg import DPG
 from veldt.algorithms.dqn import DQN
 from veldt.algorithms.r2d2 import R2D2
@@ -300,14 +302,43 @@ def seed_vtrace(env: str) -> Config:
     return replace(impala(env), recipe="seed-vtrace", inference="central")
 
 
+GROUP = "veldt.recipes"  # of entry points
 FUNCTIONS: tuple[Any, ...] = (dqn, apex_dqn, apex_dqn_paper, apex_dpg, impala, seed_vtrace, r2d2, r2d3)
 RECIPES: dict[str, Callable[[str], Config]] = {recipe.__name__.replace("_", "-"): recipe for recipe in FUNCTIONS}
 
 
+def installed() -> dict[str, EntryPoint]:
+    """The recipes of other installed packages, by name: entry points of the group `veldt.recipes`. Nothing is imported."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in RECIPES}
+
+
+def names() -> list[str]:
+    return [*RECIPES, *installed()]
+
+
+def find(recipe: str) -> Callable[[str], Config]:
+    """The function of a recipe: of a name, or `module:function`, which is imported."""
+    if recipe in RECIPES:
+        return RECIPES[recipe]
+    name = recipe if ":" in recipe else getattr(installed().get(recipe), "value", "")
+    if not name:
+        known = ", ".join(names())
+        raise UserError(f"There is no recipe {recipe!r}.{did_you_mean(recipe, names()) or f' There are: {known}.'}")
+    function = callables.find(name)
+    if function is None:
+        raise UserError(f"{recipe!r} is not a recipe: {name} is not a function from an environment to a Config.")
+    return function
+
+
 def make(recipe: str, env: str = "CartPole-v1", **overrides: Any) -> Config:
-    """The config of a recipe, with overrides by dotted name: `make("dqn", "CartPole-v1", **{"learner.lr": 1e-4})`."""
+    """The config of a recipe, with overrides by dotted name: `make("dqn", "CartPole-v1", **{"learner.lr": 1e-4})`.
+
+    `recipe` may be `module:function`, of a function as those of this module.
+    """
+    found = find(recipe)(env)
+    if not isinstance(found, Config):
+        raise UserError(f"The recipe {recipe!r} must return a Config, not a {type(found).__name__}.")
     if recipe not in RECIPES:
-        known = ", ".join(RECIPES)
-        raise UserError(f"There is no recipe {recipe!r}.{did_you_mean(recipe, RECIPES) or f' There are: {known}.'}")
-    config: Config = override(RECIPES[recipe](env), overrides)
+        found = replace(found, recipe=recipe, env=env)  # it is found again by this name
+    config: Config = override(found, overrides)
     return config

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -18,21 +18,23 @@ import torch
 
 from veldt import callables
 from veldt.acting.actor import Evaluation, evaluate
-from veldt.acting.policy import LocalPolicy
+from veldt.acting.trained import TrainedPolicy
 from veldt.bounds import above, at_least, between, check_value
-from veldt.counters import Counters
 from veldt.envs import EnvLike, Envs, make_env
 from veldt.envs.make import as_names
 from veldt.errors import UserError
 from veldt.experiment import recipes, saved_spec
+from veldt.experiment.changes import ON_RESUME
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, default_directory, load_config, require_trust
+from veldt.experiment.directory import default_directory, load_config, require_trust
 from veldt.experiment.env_names import name_of, with_env
+from veldt.experiment.listening import Callbacks, CheckpointSaved, EvaluationDone, LogLine
+from veldt.experiment.prepare import check_device
 from veldt.experiment.session import Session
 from veldt.experiment.settings import check, override, refuse_without_effect
 from veldt.learning import params
-from veldt.learning.params import LatestParams
+from veldt.machine import find_device
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
 from veldt.seeds import derive
@@ -43,6 +45,7 @@ FPS = 10  # of environments that do not say: a game on a grid can be followed at
 
 
 Network = Callable[[EnvSpec], torch.nn.Module]
+Which = Literal["latest", "best"]
 
 
 class Run:
@@ -68,7 +71,7 @@ class Run:
     def config(self) -> Config:
         if not (self.path / "config.yaml").exists():
             raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
-        return load_config(self.path / "config.yaml")
+        return load_config(self.path / "config.yaml", self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -82,29 +85,47 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep, self.config.checkpoint.store)
 
-    def policy(self, epsilon: float | None = None, env: EnvLike | EnvSpec | None = None) -> LocalPolicy:
-        """The greedy policy of the last weights; its fraction of random actions is eval.epsilon unless another is given.
+    def policy(
+        self,
+        epsilon: float | None = None,
+        env: EnvLike | EnvSpec | None = None,
+        which: Which = "latest",
+        device: str = "cpu",
+    ) -> TrainedPolicy:
+        """The policy of the last weights, or of those with the best evaluation. Its fraction of random actions is
+        eval.epsilon, unless another is given.
 
         It needs no environment; an `env` that is given is compared with the one that the run was trained on.
         """
         saved, other = saved_spec.read(self.path), env if isinstance(env, EnvSpec) else None
         if env and not isinstance(env, EnvSpec):
             other = self._code_config(env).env_spec()
-        config, weights = self._code_config(needs_env=saved is None and other is None), self.checkpoints().weights()
+        config, checkpoints = self._code_config(needs_env=saved is None and other is None), self.checkpoints()
+        if which not in get_args(Which):
+            raise UserError(f"which is latest or best, not {which!r}.")
+        weights = checkpoints.weights() if which == "latest" else checkpoints.best_weights()
         if weights is None:
-            raise UserError(f"{self.path} has no checkpoint yet; train it first.")
+            wanted = "checkpoint yet; train it first" if which == "latest" else "best checkpoint: it was not evaluated yet"
+            raise UserError(f"{self.path} has no {wanted}.")
         spec = saved or other or config.env_spec()
         saved_spec.check_fits(spec, other or spec, self.path)
+        explore = config.actor.explore(0, 1, 1)  # of an actor with one environment
+        trained = float(explore(config.steps) if callable(explore) else explore[0])
         epsilon = config.eval.epsilon if epsilon is None else epsilon
-        policy = LocalPolicy(config.algorithm, spec, LatestParams(), Counters(), epsilon, seed=0)
+        policy = TrainedPolicy(config.algorithm, spec, device, epsilon, trained)
         params.restore(policy.net, weights)
         return policy
 
     def evaluate(
-        self, episodes: int = 20, seed: int = 0, epsilon: float | None = None, env: EnvLike | None = None
+        self,
+        episodes: int = 20,
+        seed: int = 0,
+        epsilon: float | None = None,
+        env: EnvLike | None = None,
+        which: Which = "latest",
     ) -> Evaluation:
-        """Greedy episodes of the last weights; `epsilon` as in `policy`. `env` is another environment of the same kind, or
-        the run's own where its name is unknown: after a notebook restarted.
+        """Greedy episodes of the last weights; `epsilon` and `which` as in `policy`. `env` is another environment of the
+        same kind, or the run's own where its name is unknown: after a notebook restarted.
 
         `bad_episodes` counts those with observations or rewards that were not finite.
         """
@@ -114,7 +135,7 @@ class Run:
             check_value("epsilon", epsilon, between(0, 1))
         longest = self.config.eval.max_length
         with closing(self.envs(min(episodes, 20), env=env)) as envs:
-            found = evaluate(envs, self.policy(epsilon, envs.spec), episodes, derive(seed, "evaluation"), longest)
+            found = evaluate(envs, self.policy(epsilon, envs.spec, which), episodes, derive(seed, "evaluation"), longest)
         assert found is not None
         return found
 
@@ -146,33 +167,58 @@ class Run:
 
 
 def train(
-    recipe: str | Config,
+    recipe: str | Config | Callable[[str], Config],
     env: EnvLike | None = None,
     run: str | Path | None = None,
     network: Network | None = None,
     quiet: bool = False,
+    on_log: Callable[[LogLine], bool | None] | None = None,
+    on_evaluation: Callable[[EvaluationDone], bool | None] | None = None,
+    on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
     **overrides: Any,
 ) -> Run:
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
 
+    `recipe` is a name, module:function, a function from an environment to a Config, or a Config.
+    `network` makes the part below the heads from an EnvSpec: [B, ...] -> [B, features].
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. `env_kwargs` may be
-    a dict, and `wrappers` classes or functions.
+    a dict, and `wrappers` classes or functions. A callback that returns False or raises `veldt.Stop` ends the run, as if
+    its steps were done.
     """
     callables.starts_run()
     overrides = as_names(overrides)
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
+    recipe = callables.name_of(recipe) if callable(recipe) else recipe
     usual = recipe.env if isinstance(recipe, Config) else "CartPole-v1"
     name = name_of(usual if env is None else env)
     base = recipe if isinstance(recipe, Config) else recipes.make(recipe, name)
+    if network is not None and not hasattr(base.algorithm, "network_from"):
+        raise UserError(f"{base.recipe} takes no network of your own: its algorithm has no network_from.")
     config = override(base, overrides | {"env": name})
     if config.demos:  # absolute: the run may be resumed from another directory
         config = dataclasses.replace(config, demos=str(Path(config.demos).resolve()))
+    if config.init_from:
+        config = dataclasses.replace(config, init_from=str(Path(config.init_from).resolve()))
     check(config)
     refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
-    Session(config, path, quiet).run()
+    Session(config, path, quiet, Callbacks(on_log, on_evaluation, on_checkpoint)).run()
     return Run(path, trust=True)  # the caller named what it imports
+
+
+def load(
+    run: str | Path,
+    which: Which = "latest",
+    device: str = "cpu",
+    trust: bool = False,
+    env: EnvLike | None = None,
+    network: Network | None = None,
+) -> TrainedPolicy:
+    """The policy that a run learned: greedy, unless a call says how much to explore. `trust` and `network` as in `Run`; an
+    `env` that is given is compared with the run's."""
+    check_device(device)
+    return Run(run, trust, network).policy(0.0, env, which, find_device(device))
 
 
 def resume(
@@ -181,12 +227,15 @@ def resume(
     trust: bool = False,
     env: EnvLike | None = None,
     network: Network | None = None,
+    on_log: Callable[[LogLine], bool | None] | None = None,
+    on_evaluation: Callable[[EvaluationDone], bool | None] | None = None,
+    on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
     **overrides: Any,
 ) -> Run:
     """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`).
 
-    `env` is another environment of the same kind, or the run's own where its name is unknown: after a notebook restarted.
-    So is `network`.
+    Overrides are settings that may change (`changes.ON_RESUME`); callbacks as in `train`. `env` is another environment of
+    the same kind, or the run's own where its name is unknown: after a notebook restarted. So is `network`.
     """
     callables.starts_run()
     done = Run(run, trust, network)
@@ -196,7 +245,9 @@ def resume(
     config = override(done.config, overrides | given)
     require_trust(done.path, config, trust, given=overrides | given)
     check(config)
-    Session(config, done.path, quiet, MAY_CHANGE | given.keys()).run()
+    refuse_without_effect(config, done.config)
+    callbacks = Callbacks(on_log, on_evaluation, on_checkpoint)
+    Session(config, done.path, quiet, callbacks, {*ON_RESUME, *given}).run()
     return done
 
 
@@ -216,13 +267,14 @@ def record_video(
     max_frames: int = 5_000,
     epsilon: float | None = None,
     env: EnvLike | None = None,
+    which: Which = "latest",
 ) -> int:
-    """Records one greedy episode and returns its number of frames; `epsilon` and `env` as in `Run.evaluate`."""
+    """Records one greedy episode and returns its number of frames; the last three as in `Run.evaluate`."""
     check_video(path)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders without a display
     frames: list[Array] = []
     with closing(run.envs(1, render=True, env=env)) as envs:
-        policy = run.policy(epsilon, envs.spec)
+        policy = run.policy(epsilon, envs.spec, which)
         fps = int(envs.env.metadata.get("render_fps") or FPS)
         record = envs.reset(derive(seed, "evaluation"))
         while len(frames) < max_frames:

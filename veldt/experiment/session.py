@@ -1,13 +1,12 @@
 """Session: one stretch of training, from the start or a checkpoint to the end or an interruption.
 
-`Session._train` is the loop; `Progress` writes the lines of metrics, and `Saving` the checkpoints, when they are due.
+`Session._train` is the loop. When due, `Progress` (progress.py) writes a line of metrics, and `Saving` (saving.py) a
+checkpoint. `Ending` (listening.py) calls the caller's functions, and decides whether the run ends early.
 """
 
 import logging
 import math
-import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,33 @@ import torch
 import yaml
 
 from veldt import metrics
+from veldt.acting.actor import Evaluation
 from veldt.errors import UserError
-from veldt.experiment import saved_spec
+from veldt.experiment import changes, saved_spec
 from veldt.experiment.checkpoint import Checkpoint, Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import MAY_CHANGE, check_same, exclusive
+from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive, load_config
+from veldt.experiment.ending import Summary, evaluate_weights
 from veldt.experiment.env_names import command
-from veldt.experiment.observations import BadObservations, bad_fraction
+from veldt.experiment.listening import Callbacks, CheckpointSaved, Ending, EvaluationDone, LogLine
 from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
+from veldt.experiment.progress import Progress
+from veldt.experiment.saving import NODE, Best, Saving
 from veldt.experiment.settings import as_plain, flat
-from veldt.experiment.standstill import Standstill
 from veldt.files import replace_text
-from veldt.gpus import Gpus
-from veldt.machine import core_count, format_bytes, process_age, processor_name, used_memory
+from veldt.machine import format_bytes
 from veldt.program import BLOCK_MEMORY
 from veldt.runtime import Nodes
 from veldt.signals import interruptible
-from veldt.watching.bottleneck import Rates, bottleneck
 from veldt.watching.events import TensorBoard
 from veldt.watching.sinks import JsonLines, Metrics, Sink, log_to
 from veldt.watching.trackers import trackers
 from veldt.watching.view import Screen
 
 log = logging.getLogger("veldt")
-EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted
-MEMORY_S = 2.0  # between two looks at the RAM of all processes
+
+
 HURRY_S = 1.5  # that processes have to answer after a signal
-SHORTEST_RATE_S, LONGEST_RATE_S = 1.0, 10.0  # that rates are taken over, where lines are closer or further apart
 
 
 class Interrupted(KeyboardInterrupt):
@@ -57,17 +56,30 @@ class Overdue(BaseException):
 
 
 class Session:
-    def __init__(self, config: Config, path: Path, quiet: bool, may_change: Collection[str] = MAY_CHANGE) -> None:
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        quiet: bool,
+        callbacks: Callbacks | None = None,
+        may_change: Container[str] = MAY_CHANGE,  # settings in which the directory's config may be another
+    ) -> None:
         self.config, self.path, self.quiet, self.may_change = config, path, quiet, may_change
+        self.ending = Ending(callbacks or Callbacks(), config.stop_return, config.stop_after)
         self.interrupted = 0  # signal number
         self.nodes: Nodes | None = None  # while they run
         self.begun = self.training = False
         self.updates = 0  # of the whole run, once it has ended
+        self.stopped_by = ""  # what ended the run before its steps were done
+        self.last: Evaluation | None = None  # of the last weights
 
     def run(self) -> None:
-        config, prepared = self.config, prepare(self.config)
+        config, advice = self.config, "choose another --run, or give the settings it was started with"
+        if self.may_change is not MAY_CHANGE:
+            advice = "it cannot change on resume (veldt resume --help lists what can)"
+        check_same(self.path, config, self.may_change, advice)
+        prepared = prepare(config, new=not any((self.path / "checkpoints").glob("[0-9]*")))
         torch.set_num_threads(config.threads)
-        check_same(self.path, config, self.may_change, "choose another --run, or give the settings it was started with")
         with exclusive(self.path), log_to(self.path / "log.txt", self.quiet):
             checkpoints = Checkpoints(self.path / "checkpoints", config.checkpoint.keep, config.checkpoint.store)
             checkpoints.clean()
@@ -87,19 +99,23 @@ class Session:
         if checkpoint is not None and (saved := saved_spec.read(self.path)):
             saved_spec.check_fits(saved, prepared.env, self.path)
         self._introduce(prepared, checkpoint)
+        self._note_changes(int(checkpoint.manifest["env_steps"]) if checkpoint else 0)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         saved_spec.write(self.path, prepared.env)
         metrics.save(prepared.declarations, self.path)
         sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path, flat(config)), self.screen]
         lines = Metrics([*sinks, *trackers(self.path, as_plain(config))])
         self.progress = Progress(prepared, lines)
-        self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks)
+        self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks, self._note_checkpoint)
+        self.best, self.known = Best(checkpoints, prepared.net), prepared.program.nodes.keys()
         try:
             runtime = make_runtime(config, self.path, number, self.screen.say)
             message = "" if self.quiet else "Stopping after a final checkpoint"
             with interruptible(self._stop, message, self._hurry), runtime.start(prepared.program) as self.nodes:
                 self._restore(self.nodes, checkpoint)
                 self._train(self.nodes)
+            self._evaluate_last(prepared, resumed_from=number)
+            self.ending.check()
         finally:
             self.saving.wait()
             self.progress.gpus.close()
@@ -109,11 +125,14 @@ class Session:
     def _train(self, nodes: Nodes) -> None:
         whole = True  # no step was broken off
         self.begun = self.training = True
+        self.ending.begin()
         try:
             while not self.finished(nodes):
                 self.progress.log_if_due(nodes)
                 self.progress.bad.check(nodes)
                 self.saving.save_if_due(nodes)
+                self._note_lines(nodes)
+                self.ending.check()
                 nodes.step()
             if nodes.count("env_steps") > self.saving.saved_at:
                 nodes.cut()
@@ -128,13 +147,47 @@ class Session:
             self._save_last(nodes, whole)
         elif nodes.live:  # the last scheduled checkpoint fell on the end, and the last line may be older
             self.progress.log(nodes)
+        self._note_lines(nodes)
         self.updates = nodes.count("learner_steps")
 
     def _command(self, name: str, **changes: Any) -> str:
         return command(name, self.path, self.config, **changes)
 
+    def _note_lines(self, nodes: Nodes) -> None:
+        """Tells the callbacks of new lines of metrics, and keeps the weights of an evaluation that is the best."""
+        for line in self.progress.take_lines():
+            best = "eval_return" in line and NODE in self.known and self.best.offer_evaluated(nodes, line)
+            self._note_line(line, best)
+
+    def _note_line(self, line: dict[str, Any], best: bool) -> None:
+        steps, updates = int(line["env_steps"]), int(line["learner_steps"])
+        self.ending.add(LogLine(self.path, steps, updates, line["time_s"], line))
+        if "eval_return" in line:
+            at = int(line.get("eval_env_steps", steps)), int(line.get("eval_learner_steps", updates))
+            self.ending.add(EvaluationDone(self.path, *at, line["eval_return"], line["eval_length"], best))
+
+    def _note_checkpoint(self, number: int, env_steps: int) -> None:
+        path = self.saving.checkpoints.directory / f"{number:06d}"
+        self.ending.add(CheckpointSaved(self.path, path, number, env_steps))
+
+    def _evaluate_last(self, prepared: Prepared, resumed_from: int) -> None:
+        """Of the weights in the last checkpoint, after the nodes have ended: nothing of it is in a later resume."""
+        self.stopped_by = self.ending.reason
+        trained = self.updates and self.saving.number > resumed_from and not self.interrupted
+        if not trained or not self.config.eval.every or NODE not in self.known:
+            return
+        checkpoint = self.saving.checkpoints.load(blocks=False)
+        if checkpoint is None or len(checkpoint.manifest["weights"]) != 1:
+            return
+        weights, manifest = checkpoint.weights(), checkpoint.manifest
+        self.last = evaluate_weights(self.config, prepared.env, weights)
+        if self.last is not None:
+            steps = int(manifest["env_steps"]), int(manifest["learner_steps"])
+            line = self.progress.add_evaluation(self.last, *steps)
+            self._note_line(line, self.best.offer(weights, self.last.mean_return, *steps))
+
     def finished(self, nodes: Nodes) -> bool:
-        return bool(self.interrupted) or nodes.count("env_steps") >= self.config.steps
+        return bool(self.interrupted or self.ending.reason) or nodes.count("env_steps") >= self.config.steps
 
     def _save_last(self, nodes: Nodes, whole: bool) -> None:
         scheduled = nodes.count("env_steps") >= self.config.steps  # unscheduled: an interruption's
@@ -189,9 +242,21 @@ class Session:
             log.info(text)
             self.screen.say(text)
 
+    def _note_changes(self, env_steps: int) -> None:
+        """Of the config that the directory has."""
+        file = self.path / "config.yaml"
+        changed = changes.differences(load_config(file, given={self.config.recipe}), self.config) if file.exists() else {}
+        if changed:
+            changes.record(self.path, env_steps, changed)
+        for line in changes.sentences(changed, self.config, env_steps):
+            log.info(line)
+            self.screen.say(line)
+
     def _conclude(self, prepared: Prepared, resumed_from: int) -> None:
         say = self.screen.say
         if self.interrupted:
+            self.stopped_by = f"signal {self.interrupted}"
+            self._summarise()
             say(f"Stopped at {self.saving.saved_at:,} env steps. Continue with: {self._command('resume')}")
         elif resumed_from and self.saving.number == resumed_from:
             more = self._command("resume", steps=2 * self.config.steps)
@@ -204,7 +269,19 @@ class Session:
         else:
             if self.progress.standstill.seconds:
                 say(self.progress.standstill.sentence(self.saving.saved_at))
-            say(f"Done. Evaluate with: {self._command('eval')}")
+            self._summarise()
+            more = f"; continue with: {self._command('resume')}" if self.stopped_by else ""
+            say(f"Done. Evaluate with: {self._command('eval')}{more}")
+
+    def _summarise(self) -> None:
+        progress, best = self.progress, self.best
+        found = (best.mean_return, best.env_steps) if math.isfinite(best.mean_return) else None
+        trust = bool(asks(self.config).keys() & {"recipe", "algorithm.network_from"})
+        done = (progress.steps_done, progress.seconds)
+        summary = Summary(self.config, self.stopped_by, progress.latest, *done, self.last, found, str(self.path), trust)
+        for line in summary.lines():
+            log.info(line)
+            self.screen.say(line)
 
     def _stop(self, number: int) -> None:
         """Called by a signal handler."""
@@ -228,175 +305,3 @@ def why_no_update(config: Config, line: dict[str, Any]) -> str:
     if items is not None and items < least:
         return f"its store had {items:,.0f} of the {least:,} items that learning starts with ({name})"
     return "it ended before the learner's first update"
-
-
-class Progress:
-    def __init__(self, prepared: Prepared, lines: Metrics) -> None:
-        self.prepared, self.config, self.lines = prepared, prepared.config, lines
-        config = self.config
-        self.rates = Rates(max(SHORTEST_RATE_S, min(config.log.every, LONGEST_RATE_S)), prepared.declarations)
-        self.one_thread = config.topology == "single" or config.runtime == "inline"
-        self.constants = {
-            "actors": config.actors,
-            "envs": config.actors * config.envs_per_actor,
-            "cores": core_count(),
-            "queue": config.queue,
-            "samples_per_insert": config.store.samples_per_insert,
-            "store_capacity": prepared.store.capacity,
-            "store_min_size": config.store.min_size,
-            "store_once": config.store.selector == "fifo",
-            "inference_device": config.inference_device,
-            "processor": processor_name(),
-        } | ({"gpu_planned": prepared.gpu} if prepared.gpu else {})
-        self.gpus = Gpus((config.learner_device, config.inference_device))
-        self.bad, self.standstill = BadObservations(config.env, config.max_bad), Standstill(config.step_timeout)
-        self.earlier_s = 0.0  # of the sessions before this one
-        self.latest: dict[str, Any] = {}  # the newest value of each metric
-        self._began = self._last_line = time.monotonic()
-        self._evaluations = self._first_step = 0
-        self._evaluation_s = 0.0
-        self._first_update: dict[str, float] | None = None  # of this session; empty once it is logged
-        self._ram_at, self._ram_used = -math.inf, 0
-
-    def begin(self, nodes: Nodes) -> None:
-        """The nodes are restored, and about to work."""
-        self._evaluations, self._first_step = nodes.count("evaluations"), nodes.count("learner_steps")
-        self._evaluation_s = EVALUATION_S if nodes.live else 0.0
-        self.bad.begin(nodes)
-        nodes.metrics()  # of the time in which they stood still
-        self._last_line = time.monotonic()
-        self.rates.begin(self.clocks(nodes), self._last_line, nodes.resources()[0])
-
-    def clocks(self, nodes: Nodes) -> dict[str, Any]:
-        """What every line and every checkpoint begins with."""
-        counts = {name: nodes.count(name) for name in ("env_steps", "learner_steps")}
-        return {"time_s": self._time_s(time.monotonic()), **counts}
-
-    def _time_s(self, monotonic: float) -> float:
-        """Seconds of training at this time of the clock."""
-        return round(self.earlier_s + monotonic - self._began, 3)
-
-    def log_if_due(self, nodes: Nodes) -> None:
-        self._note_first_update(nodes)
-        since = time.monotonic() - self._last_line
-        evaluated = nodes.count("evaluations") != self._evaluations and since >= self._evaluation_s
-        if since >= self.config.log.every or evaluated:
-            self.log(nodes)
-
-    def log(self, nodes: Nodes) -> None:
-        self._note_first_update(nodes)
-        now = time.monotonic()
-        clocks = self.clocks(nodes)
-        line = clocks | nodes.metrics() | clocks | (self._first_update or {})  # no metric replaces a clock
-        if "eval_published_at" in line:
-            line["eval_time_s"] = self._time_s(line.pop("eval_published_at"))
-            line |= {name: int(line[name]) for name in ("eval_env_steps", "eval_learner_steps")}
-        line |= {"memory_bytes": self._used(nodes), "memory_planned": self.prepared.ram}
-        line |= self.gpus.look()
-        line |= {"bad_fraction": fraction} if (fraction := bad_fraction(nodes)) else {}
-        if stands := self.standstill.look(now, clocks["env_steps"], clocks["learner_steps"]):
-            line["learner_stands_s"] = stands
-        line |= self._derived(line, nodes, now)
-        if sentence := bottleneck(line, self.one_thread, self.prepared.declarations):
-            line["bottleneck"] = sentence
-        if self._first_update:
-            self._first_update = {}
-        self._last_line = now
-        if not self._evaluation_s or "eval_return" in line:
-            self._evaluations = nodes.count("evaluations")
-        self.latest |= line
-        self.lines.write(line)
-
-    def _note_first_update(self, nodes: Nodes) -> None:
-        if self._first_update is None and nodes.count("learner_steps") > self._first_step:
-            self._first_update = {"first_update_s": process_age(), "first_update_time_s": self.clocks(nodes)["time_s"]}
-
-    def _derived(self, line: dict[str, Any], nodes: Nodes, now: float) -> dict[str, Any]:
-        """What follows from the lines before, and from the settings. The counts of the line were read at `now`."""
-        out: dict[str, Any] = self.rates.of(line, now, nodes.resources()[0])
-        if line.get("store_inserted"):
-            out["replay_ratio"] = line["store_sampled"] / line["store_inserted"]
-        if out.get("env_steps_per_s"):
-            out["left_s"] = max(0, self.config.steps - line["env_steps"]) / out["env_steps_per_s"]
-        if "lag_updates" in line and out.get("learner_steps_per_s"):
-            out["lag_s"] = line["lag_updates"] / out["learner_steps_per_s"]
-        if "wait/inference" in line:
-            out["busy/policy"] = max(0.0, 1.0 - line["wait/inference"])
-        elif "busy/env" in line:
-            out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
-        return out | self.constants
-
-    def _used(self, nodes: Nodes) -> int:
-        if time.monotonic() - self._ram_at >= MEMORY_S:
-            self._ram_at, self._ram_used = time.monotonic(), used_memory(*nodes.resources())
-        return self._ram_used
-
-
-class Saving:
-    def __init__(self, checkpoints: Checkpoints, every: int, clocks: Callable[[Nodes], dict[str, Any]]) -> None:
-        self.checkpoints, self.every, self.clocks = checkpoints, every, clocks
-        self.number = 0  # of the last checkpoint
-        self.saved_at = 0  # env steps of the last checkpoint that was written
-        self._next = math.inf  # env steps
-        self._writer: threading.Thread | None = None
-        self.writing = False
-
-    def begin(self, nodes: Nodes, number: int) -> None:
-        """The nodes are new, or as in this checkpoint."""
-        steps = nodes.count("env_steps")
-        self.number, self.saved_at = number, steps if number else 0
-        self._schedule(steps)
-
-    def save_if_due(self, nodes: Nodes) -> None:
-        if nodes.count("env_steps") < self._next or (self._writer is not None and self._writer.is_alive()):
-            return
-        if nodes.live:  # they go on: their state is copied, and a thread writes it
-            began, clocks = time.monotonic(), self.clocks(nodes)
-            write = self._writing(nodes.snapshot(), clocks, True, began)
-            self._writer = threading.Thread(target=write, name="checkpoint", daemon=True)
-            self._writer.start()
-        else:
-            self.save(nodes, scheduled=True)
-
-    def save(self, nodes: Nodes, scheduled: bool) -> bool:
-        """The nodes stand still: a checkpoint is also a cut, see `Exact resume` in docs/decisions.md. False: it could not
-        be written."""
-        began = time.monotonic()
-        nodes.cut()
-        saved = self._writing(nodes.snapshot(), self.clocks(nodes), scheduled, began)()
-        nodes.resume(self.number)
-        return saved
-
-    def salvage(self, nodes: Nodes, seconds: float, scheduled: bool) -> bool:
-        """Saves what the nodes can give in this time, at the end of a run."""
-        began = time.monotonic()
-        snapshot = nodes.salvage(seconds)  # a learner may step until its state is taken
-        return self._writing(snapshot, self.clocks(nodes), scheduled, began)()
-
-    def wait(self) -> None:
-        while self._writer is not None and self._writer.is_alive():
-            self._writer.join(1.0)
-
-    def _schedule(self, steps: int) -> None:
-        self._next = (steps // self.every + 1) * self.every if self.every else math.inf
-
-    def _writing(self, snapshot: Any, clocks: dict[str, Any], scheduled: bool, began: float) -> Callable[[], bool]:
-        """Returns what writes the checkpoint. `began`: when its making did."""
-        self.number += 1
-        number = self.number
-        self._schedule(clocks["env_steps"])
-
-        def write() -> bool:
-            self.writing = True
-            try:
-                saved = self.checkpoints.save(number, snapshot, {**clocks, "scheduled": scheduled})
-            finally:
-                self.writing = False
-            if saved:
-                self.saved_at = clocks["env_steps"]
-                paused = getattr(snapshot, "paused", 0.0)
-                pause = f"; the learner was paused for {1000 * paused:.1f} ms" if paused else ""
-                log.info("checkpoint %d at %d env steps, %.3f s%s", number, self.saved_at, time.monotonic() - began, pause)
-            return saved
-
-        return write

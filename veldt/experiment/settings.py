@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import json
+import math
 import reprlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from veldt import bounds
 from veldt.envs import is_atari
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.config import Config
+from veldt.experiment.listening import seconds
 from veldt.machine import core_count
 
 ACTORS_PER_CORE = 16
@@ -25,6 +28,14 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
             out |= flat(value, f"{prefix}{field.name}.")
         else:
             out[f"{prefix}{field.name}"] = value
+    return out
+
+
+def flat_dict(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The same of nested dicts, as in a file."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= flat_dict(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return out
 
 
@@ -73,7 +84,7 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
         if all(type(part) is (type(like[0]) if like else str) for part in value):
             return tuple(value)
-    elif isinstance(like, str) and isinstance(value, str | int):
+    elif isinstance(like, str) and isinstance(value, str | int | Path):
         return str(value)
     raise UserError(f"{name} must be a {type(like).__name__}, not {reprlib.repr(value)}.")
 
@@ -121,6 +132,10 @@ def _problems(config: Config) -> Iterator[str]:
         yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
     if config.demos and store.selector == "fifo":
         yield f"{config.recipe} uses each step once, from a queue: it cannot learn from demonstrations."
+    if config.stop_after:
+        seconds(config.stop_after)
+    if config.stop_return < math.inf and not config.eval.every:
+        yield "stop_return needs evaluations, but eval.every is 0."
     if config.protocol and not is_atari(config.env):
         yield f"protocol {config.protocol!r} is for Atari (ALE/...), not for {config.env}."
 

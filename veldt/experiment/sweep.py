@@ -40,7 +40,8 @@ from typing import Any
 import yaml
 
 from veldt import callables
-from veldt.errors import UserError, did_you_mean
+from veldt.callables import is_code
+from veldt.errors import Untrusted, UserError, did_you_mean
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml, require_trust
@@ -220,6 +221,10 @@ def _setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
             raise UserError(f"{name or 'It'}: there is no {key}; set {key}: ... for this setting or for all.")
     recipe, env = str(values.pop("recipe")), callables.absolute(str(values.pop("env")))
     try:
+        if is_code(recipe) and not trust:
+            raise Untrusted(
+                f"it would import and call {recipe} (recipe); allow it with --trust if you trust the file's author."
+            )
         config = recipes.make(recipe, env, **values)
         check(config)
         refuse_without_effect(config, recipes.make(recipe, env))

@@ -1,6 +1,7 @@
 """Learning: feed -> learner (loss -> one flat gradient) -> updater -> publisher -> params.
 
-    learner.py         Learner: one update a step; Feed: batches from a store, prepares the next one; LearnerConfig
+    learner.py         Learner: one update a step; LearnerConfig
+    feed.py            Feed: batches from a store, prepares the next one
     captured.py        Captured: the update as one CUDA graph
     optim.py           Updater, the protocol: what becomes of a gradient; Owned: the optimizer is in this process;
                        Adam, RMSProp, SGD on flat vectors

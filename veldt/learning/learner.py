@@ -3,13 +3,10 @@
 feed -> loss -> one flat gradient -> updater -> publisher
 """
 
-import contextlib
 import copy
 import logging
 import math
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,11 +21,13 @@ from veldt.errors import Diverged
 from veldt.gpus import memory_of
 from veldt.learning import optim, params
 from veldt.learning.captured import LAG, NORM, Captured, Launched
+from veldt.learning.feed import Feed
 from veldt.learning.optim import Flat, Owned, Updater
 from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
 from veldt.nets.torsos import use_bfloat16
 from veldt.records.step import EnvSpec
+from veldt.records.tree import Array
 from veldt.storing.store import Sample, Store
 
 log = logging.getLogger("veldt")
@@ -74,82 +73,6 @@ class LearnerConfig:
     operations are launched one by one, for networks that compute something else from one forward pass to the next."""
 
 
-@dataclass(eq=False)
-class Feed:
-    """Samples windows from the store and moves them to the learner's device; for a GPU, one batch ahead."""
-
-    store: Store
-    size: int  # of a batch
-    prefetch: int  # batches of one draw
-    device: torch.device
-    early: bool = False  # `prepare` draws the next batch
-    tensors: bool = False  # batches have tensors on the device, and nothing else: a graph reads them
-    columns: Collection[str] | None = None  # those that are moved there then; None: all
-    numpy: bool = False  # batches have NumPy arrays beside their tensors, wherever they were sampled
-
-    def __post_init__(self) -> None:
-        self.timings = {"sample": 0.0}  # seconds
-        self._samples: deque[Sample] = deque()
-        self._prepared: tuple[Sample, Batch] | None = None
-        self._sources: deque[Sample] = deque(maxlen=2)  # pinned memory that may still be copied
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def next(self) -> tuple[Sample, Batch] | None:
-        """A sample and its batch, which work on the current stream may use; None: the store has none now."""
-        found, self._prepared = self._prepared or self._draw(), None
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
-        return found
-
-    def prepare(self) -> None:
-        """With `early`: draws the next batch and starts to move it, while the device works."""
-        if self.early and self._prepared is None:
-            self._prepared = self._draw()
-
-    def clear(self) -> None:
-        """Drops all batches that were drawn and not used."""
-        self._samples.clear()
-        self._prepared = None
-
-    def batch(self, sample: Sample) -> Batch:
-        rows, starts = (_as_numpy(tree) if self.numpy else tree for tree in (sample.rows, sample.starts))
-        return Batch(rows, starts, sample.weights, self.device)
-
-    def _draw(self) -> tuple[Sample, Batch] | None:
-        began = time.perf_counter()
-        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            sample = self._sample()
-            self.timings["sample"] += time.perf_counter() - began
-            if sample is None:
-                return None
-            batch = self.batch(sample)
-            if self._stream is not None and not self.tensors:
-                batch.move()
-            return sample, batch
-
-    def _sample(self) -> Sample | None:
-        if not self._samples:
-            sample = self.store.sample(self.size * self.prefetch)
-            if sample is None:
-                return None
-            if self.tensors:
-                sample = self._move(sample)
-            # A batch takes every prefetch-th item, so that each is spread over the whole of the stratified draw.
-            self._samples.extend(sample.part(i, self.prefetch) for i in range(self.prefetch))
-        return self._samples.popleft()
-
-    def _move(self, sample: Sample) -> Sample:
-        """A whole draw in one go: parts of it would not lie in one piece."""
-        self._sources.append(sample)
-        moved = self.batch(sample).move(self.columns)
-        starts: Any = moved.starts
-        return sample._replace(rows=dict(moved.host), starts=starts)
-
-
-def _as_numpy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: x.cpu().numpy() if isinstance(x, Tensor) else x for name, x in tree.items()}
-
-
 class Learner:
     """A worker: each `step()` is one update, or False if the store has no batch now."""
 
@@ -167,11 +90,14 @@ class Learner:
         seed: int,
         device: str = "cpu",
         updater: Callable[[Flat], Updater] | None = None,  # None: the optimizer of the config, in this process
+        initial: Mapping[str, Array] | None = None,  # weights to start with, by name; others are random
     ) -> None:
         self.algorithm, self.store, self.params, self.counters = algorithm, store, params_, counters
         self.config, self.device = config, torch.device(device)
         torch.manual_seed(seed)
         self.net = algorithm.network(env).to(self.device)
+        if initial is not None:
+            params.restore(self.net, params.export(self.net) | dict(initial))
         if config.bfloat16:
             use_bfloat16(self.net)
         self.target = copy.deepcopy(self.net).requires_grad_(False).eval()

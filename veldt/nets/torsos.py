@@ -331,10 +331,8 @@ def _kind(image: Image | None, column: ArraySpec) -> str:
     return "minatar" if len(column.shape) == 3 and image.side >= 5 and certain else "mlp"
 
 
-def user_network(
-    name: str, env: EnvSpec, history: int, stacked: tuple[str, ...], gives: str, width: int | None = None
-) -> tuple[nn.Module, int]:
-    """The network that `module:callable` makes, and the width of its output, which has to be `width`, if that is given."""
+def user_network(name: str, env: EnvSpec, history: int, stacked: tuple[str, ...]) -> tuple[nn.Module, int]:
+    """The network below the heads that `module:callable` makes, and the width of its features."""
     make = callables.find(name)
     if make is None:
         raise UserError(f"There is no callable {name!r} that makes a network.")
@@ -348,8 +346,8 @@ def user_network(
         raise UserError(f"The network of {name} cannot be made or run: {type(error).__name__}: {error}") from error
     if not single:
         raise UserError(f"The network of {name} must have float32 parameters.")
-    if out.ndim != 2 or out.shape != (2, width or out.shape[1]):
-        maps = f"must map [B, ...] observations to {gives}; for B = 2 it gave {list(out.shape)}."
+    if out.ndim != 2 or len(out) != 2:
+        maps = f"must map [B, ...] observations to [B, features]; for B = 2 it gave {list(out.shape)}."
         raise UserError(f"The network of {name} {maps}")
     return net, out.shape[1]
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from veldt.metrics import busy_shares, declared, merge
 from veldt.program import Given, Node, Program
 from veldt.records.tree import Array
+from veldt.shared import Cell
 
 
 class Stuck(RuntimeError):
@@ -27,6 +28,7 @@ class Nodes(Protocol):
     def state(self) -> dict[str, dict[str, Any]]: ...  # by node; arrays may be the node's own: copy what you keep
     def load_state(self, state: dict[str, dict[str, Any]]) -> None: ...
     def stop(self) -> None: ...  # the run is about to end: long steps are cut short; safe in a signal handler
+    def cell(self, name: str) -> Cell: ...  # of the node of this name, for reading
     def stores(self) -> dict[str, Any]: ...  # the nodes that hold blocks
     def snapshot(self) -> Any: ...  # `state` and `stores` of one moment, valid while the nodes run
     def salvage(self, seconds: float) -> Any: ...  # the same at the end, after any error: what can be had in this time

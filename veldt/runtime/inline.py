@@ -21,15 +21,17 @@ class Inline:
         arrays = {name: np.zeros(spec.shape, spec.dtype) for name, spec in program.arrays.items()}
         objects: dict[str, Any] = {}
         rows: list[PrivateRows] = []
+        cells: dict[str, PrivateCell] = {}
 
         def given(node: Node) -> Given:
             rows.append(PrivateRows())
-            own = {INCARNATION: 0, BLOCK_MEMORY: None, CELL: PrivateCell(), ROWS: rows[-1]}
+            cells[node.name] = PrivateCell()
+            own = {INCARNATION: 0, BLOCK_MEMORY: None, CELL: cells[node.name], ROWS: rows[-1]}
             return Given(objects, arrays, {placeholder.what: x for placeholder, x in own.items()})
 
         host = Host(program.nodes.values(), objects, given)
         try:
-            yield InlineNodes(host, arrays, rows)
+            yield InlineNodes(host, arrays, rows, cells)
         finally:
             host.close()
 
@@ -37,8 +39,11 @@ class Inline:
 class InlineNodes:
     live = False
 
-    def __init__(self, host: Host, arrays: dict[str, Array], rows: list[PrivateRows]) -> None:
+    def __init__(
+        self, host: Host, arrays: dict[str, Array], rows: list[PrivateRows], cells: dict[str, PrivateCell]
+    ) -> None:
         self.host, self.objects, self._arrays, self._rows = host, host.objects, arrays, rows
+        self._cells = cells
         self._since = time.perf_counter()
         self._idle = 0  # rounds without work
         self._counters = [x for x in self.objects.values() if isinstance(x, Counters)]
@@ -100,6 +105,9 @@ class InlineNodes:
 
     def resources(self) -> tuple[list[int], list[int]]:
         return [], []
+
+    def cell(self, name: str) -> PrivateCell:
+        return self._cells[name]
 
     def stores(self) -> dict[str, Any]:
         return self.host.stores()

@@ -168,4 +168,6 @@ def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, c
     algorithm, epsilon, policy_seed = config.algorithm, config.eval.epsilon, derive(config.seed, "greedy")
     greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
     every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
-    program.add("evaluator", Evaluator, config.envs, greedy, counters, every, episodes, max_length, config.seed, on=greedy)
+    evaluated = program.add("evaluated", LatestParams, CELL)  # what the newest evaluation was of: perhaps the best so far
+    how = (every, episodes, max_length, config.seed, evaluated)
+    program.add("evaluator", Evaluator, config.envs, greedy, counters, *how, on=greedy)

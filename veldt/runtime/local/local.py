@@ -27,7 +27,7 @@ from veldt.runtime.local.plan import GateSettings, make_plan
 from veldt.runtime.local.pressure import MemoryConfig
 from veldt.runtime.local.supervisor import COLUMNS, Answer, Supervisor
 from veldt.runtime.local.watchdog import Restarts
-from veldt.runtime.shm.memory import Arena, write_state
+from veldt.runtime.shm.memory import Arena, Latest, write_state
 
 log = logging.getLogger("veldt")
 
@@ -198,6 +198,9 @@ class LocalNodes:
         for name, counters in supervisor.counters.items():
             if name in state:
                 counters.load_state(state[name])
+
+    def cell(self, name: str) -> Latest:
+        return Latest(self.supervisor.descriptors[f"cell {name}"])
 
     def stores(self) -> dict[str, Any]:
         return self._stores(self._loaded)
