@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import numpy as np
 import pytest
 import torch
 
-from veldt.nets.normalize import LIMIT, RunningNorm
-from veldt.nets.torsos import MLP
+from veldt.envs import make_env
+from veldt.nets.normalize import LARGE, LIMIT, Moderate, RunningNorm
+from veldt.nets.torsos import MLP, torso_for
 
 
 def batches(count: int, size: int = 3) -> list[torch.Tensor]:
@@ -51,12 +53,35 @@ def test_only_learning_changes_the_statistics() -> None:
     assert all(torch.equal(x, before[name]) for name, x in norm.state_dict().items())
 
 
-def test_units_do_not_matter() -> None:
-    torch.manual_seed(0)
-    one = MLP(3, (16,), normalize=True)
-    other = copy.deepcopy(one)
-    x = batches(1)[0]
-    torch.testing.assert_close(one(x), other(x * 50 - 7), rtol=1e-3, atol=1e-3)
+def moderate(rows: torch.Tensor, low: float = -np.inf, high: float = np.inf) -> torch.Tensor:
+    size = rows.shape[1]
+    norm = Moderate(np.full(size, low), np.full(size, high))
+    for x in rows.split(32):
+        norm(x)
+    return norm.eval()(rows)
+
+
+def test_what_is_very_large_becomes_moderate_and_all_else_stays() -> None:
+    rows = torch.cat(batches(200))  # deviations 1, 30, 0.01 around 0, 1,000, -2
+    out = moderate(rows)
+    torch.testing.assert_close(out[:, [0, 2]], rows[:, [0, 2]])
+    assert out[:, 1].mean() == pytest.approx(LARGE * LARGE / 30, rel=0.1)  # moved to LARGE, and then reduced
+    assert out[:, 1].std() == pytest.approx(LARGE, rel=2e-2)
+
+
+def test_a_narrow_range_is_scaled_to_one() -> None:
+    x = torch.tensor([[0.9], [1.0], [1.1]]).repeat(40, 1)
+    torch.testing.assert_close(moderate(x, 0.9, 1.1)[:3], torch.tensor([[-1.0], [0.0], [1.0]]))
+    assert torch.equal(moderate(x, 0.0, 2.0), x), "this one is wide enough"
+    assert torch.equal(moderate(x, 1.0, 1.0), x), "a range without width tells nothing"
+
+
+def test_a_network_gets_the_ranges_of_its_environment() -> None:
+    """MountainCar's velocities are between -0.07 and 0.07."""
+    with contextlib.closing(make_env("MountainCar-v0")) as envs:
+        net = torso_for(envs.spec, 2, (), (16,), normalize=True)
+    assert isinstance(net, MLP) and net.norm is not None
+    torch.testing.assert_close(net.norm.factor, torch.tensor([1, 1 / 0.07, 1, 1 / 0.07]))
 
 
 def test_an_element_that_never_changed_stays_finite_when_it_does() -> None:

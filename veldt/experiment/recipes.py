@@ -109,7 +109,7 @@ def dqn(env: str) -> Config:
         algorithm=DQN(n=3, double=True, normalize_obs=True),
         actor=ActorConfig(hold=32),
         store=StoreConfig(capacity="100_000", samples_per_insert=16.0),
-        learner=replace(learner, lr=5e-4),
+        learner=learner,
         eval=EvalConfig(max_length=10_000),
         checkpoint=CheckpointConfig(every=50_000),
     )
@@ -288,7 +288,7 @@ def impala(env: str) -> Config:
         algorithm=VTraceActorCritic(
             gamma=0.99 if small else 0.995,
             normalize=True,
-            entropy_cost=0.02 if small else 0.01,
+            entropy_cost=0.02 if small else 0.003,
         ),
         store=replace(QUEUE, capacity=str(16 * 20)),
         learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),

@@ -1,11 +1,16 @@
-"""Running normalisation of vectors, so that one setting fits environments whose observations have other units."""
+"""Normalisation of vectors, so that one setting fits environments whose observations have other units."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from veldt.records.tree import Array
 
 MIN_RATE = 1e-5  # weight of a new batch in the running statistics; the first 100,000 weigh the same
 MIN_DEVIATION = 1e-4  # an element that never changed is not enlarged beyond this
 LIMIT = 5.0  # standard deviations
+LARGE = 4.0  # means and deviations up to this stay as they are
+NARROW = 0.25  # half of the declared range of an element that is scaled up
 
 
 class RunningNorm(nn.Module):
@@ -39,3 +44,34 @@ class RunningNorm(nn.Module):
         step = mean - self.mean
         self.mean += rate * step
         self.variance += rate * (variance - self.variance + (1 - rate) * step.square())
+
+
+class Moderate(RunningNorm):
+    """Brings elements that are very large or very small to an ordinary size, and leaves all others as they are.
+
+    An element whose declared range [low, high] is narrow is scaled to [-1, 1]. A running mean beyond LARGE is moved to it,
+    a running deviation beyond LARGE is reduced to it. Scaling every element to deviation 1 makes learning less stable
+    where the units were good ones (docs/results/defaults.md).
+    """
+
+    center: Tensor  # [size]
+    factor: Tensor  # [size]
+
+    def __init__(self, low: Array, high: Array) -> None:
+        super().__init__(len(low))
+        low, high = (np.asarray(x, np.float64) for x in (low, high))
+        half = high / 2 - low / 2
+        narrow = (half > 0) & (half < NARROW)
+        center, factor = (
+            np.where(narrow, x, y) for x, y in ((low / 2 + high / 2, 0.0), (1 / np.where(narrow, half, 1), 1.0))
+        )
+        self.register_buffer("center", torch.from_numpy(center).float())
+        self.register_buffer("factor", torch.from_numpy(factor).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - self.center) * self.factor
+        if self.training and torch.is_grad_enabled():
+            self.add(x.detach())
+        shift = self.mean - self.mean.clamp(-LARGE, LARGE)
+        smaller = LARGE / self.variance.sqrt().clamp_min(LARGE)
+        return ((x - shift) * smaller).clamp(-LIMIT * LARGE, LIMIT * LARGE)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from veldt import callables
 from veldt.errors import UserError
-from veldt.nets.normalize import RunningNorm
+from veldt.nets.normalize import Moderate
 from veldt.records.history import observation
 from veldt.records.images import CHANNELS, LARGE, Image, image_of
 from veldt.records.step import EnvSpec
@@ -71,7 +71,7 @@ class OneHot(nn.Module):
 
 
 class MLP(Torso):
-    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]. `normalize`: see RunningNorm.
+    """Linear layers with ReLU between and after them: [B, ...] -> [B, hidden[-1]]. `norm` comes before the first.
 
     With `encode` the observations are choices.
     """
@@ -81,12 +81,12 @@ class MLP(Torso):
         inputs: int,
         hidden: tuple[int, ...],
         last: bool = True,
-        normalize: bool = False,
+        norm: Moderate | None = None,
         encode: OneHot | None = None,
     ) -> None:
         super().__init__()
         self.encode = encode
-        self.norm = RunningNorm(inputs) if normalize else None
+        self.norm = norm
         sizes = (inputs, *(hidden if last else hidden[:-1]))
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.features, self.width = sizes[-1], hidden[-1] if hidden else 0
@@ -305,12 +305,24 @@ def torso_for(
         elif kind == "large":
             kind = large
         if kind == "mlp":
-            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden, last, normalize and column.dtype.kind == "f")
+            norm = Moderate(*_bounds(env, name, stack)) if normalize and column.dtype.kind == "f" else None
+            torsos[key] = MLP(stack * int(np.prod(column.shape)), hidden, last, norm)
         elif image is None:
             raise UserError(f"convnet {kind} needs an image, but {env.name} has the observation {list(column.shape)}.")
         else:
             torsos[key] = CONVNETS[kind](image._replace(channels=stack * image.channels), last)
     return torsos["obs"] if "obs" in env.observation else Concat(torsos)
+
+
+def _bounds(env: EnvSpec, name: str, stack: int) -> list[Array]:
+    """The declared range of each element of a stacked vector; infinite where it is not known."""
+    space = None if env.adapter is None else env.adapter.columns[name].space
+    size = int(np.prod(env.observation[name].shape))
+    ends = (
+        np.full(size, x) if space is None else getattr(space, end).ravel()
+        for end, x in (("low", -np.inf), ("high", np.inf))
+    )
+    return [np.tile(end, stack) for end in ends]
 
 
 def is_picture(env: EnvSpec, name: str) -> bool:
