@@ -62,9 +62,8 @@ class Moderate(RunningNorm):
         low, high = (np.asarray(x, np.float64) for x in (low, high))
         half = high / 2 - low / 2
         narrow = (half > 0) & (half < NARROW)
-        center, factor = (
-            np.where(narrow, x, y) for x, y in ((low / 2 + high / 2, 0.0), (1 / np.where(narrow, half, 1), 1.0))
-        )
+        center = np.where(narrow, high, 0) / 2 + np.where(narrow, low, 0) / 2
+        factor = 1 / np.where(narrow, half, 1)
         self.register_buffer("center", torch.from_numpy(center).float())
         self.register_buffer("factor", torch.from_numpy(factor).float())
 
