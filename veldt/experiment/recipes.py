@@ -174,7 +174,7 @@ def apex_dqn(env: str) -> Config:
         # With few environments the paper's ladder makes half of them nearly greedy; a flatter one learns faster.
         actor=LadderConfig(alpha=3.0, hold=32),
         store=replace(PRIORITIZED, capacity="100_000", min_size=1_000, samples_per_insert=16.0),
-        learner=replace(learner, lr=5e-4, target_every=200),
+        learner=replace(learner, target_every=200),
         eval=replace(config.eval, every=10_000),
         checkpoint=CheckpointConfig(every=40_000),
     )
