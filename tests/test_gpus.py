@@ -17,7 +17,7 @@ from test_run import tiny
 from veldt import gpus, machine, metrics
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
-from veldt.experiment import session
+from veldt.experiment import progress
 from veldt.gpus import Gpus, memory_of, read_answer
 from veldt.learning.learner import Learner, LearnerConfig
 from veldt.learning.params import LatestParams
@@ -95,7 +95,7 @@ def test_a_run_logs_the_processor_and_what_is_known_of_its_gpu(tmp_path: Path, m
             return wait_for(super(), bool)
 
     program(tmp_path, monkeypatch, f"printf '{TWO}'")
-    monkeypatch.setattr(session, "Gpus", Known)
+    monkeypatch.setattr(progress, "Gpus", Known)
     run = tiny(tmp_path / "run", steps=50)
     last = run.metrics[-1]
     assert last["processor"] == machine.processor_name() != ""

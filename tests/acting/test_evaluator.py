@@ -169,5 +169,6 @@ def test_a_run_logs_evaluations_with_the_counts_and_the_time_of_their_weights(
         assert line["eval_env_steps"] == published[line["eval_learner_steps"]] <= line["env_steps"]
         assert 0 <= line["eval_time_s"] <= line["time_s"]
     assert any(line["eval_env_steps"] < line["env_steps"] for line in lines)
-    points = [(line["eval_env_steps"], line["eval_time_s"], line["eval_return"]) for line in lines]
+    names = ("eval_env_steps", "eval_time_s", "eval_return", "eval_learner_steps")
+    points = [tuple(line[name] for name in names) for line in lines]
     assert run.evaluations == points

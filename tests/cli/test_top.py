@@ -161,6 +161,7 @@ def test_cpu_usage_is_measured_between_looks(trainer: Any) -> None:
 
 def test_watching_until_ctrl_c_does_not_disturb_the_run(trainer: Any) -> None:
     path, process = trainer
+    wait_for(lambda: (path / "checkpoints" / "best").exists())  # after the first evaluation
     names = sorted(x.name for x in path.iterdir())
     before = processes(path)
     with Terminal(path, "--every", "0.1") as terminal:

@@ -250,7 +250,7 @@ def test_a_run_picks_its_settings_says_them_and_can_be_watched(tmp_path, capsys)
     assert {"busy/actor", "busy/learner"} <= set(last)
     assert record_video(run, tmp_path / "x.gif", max_frames=5) == 5
     with Image.open(tmp_path / "x.gif") as image:
-        assert image.size == (160, 210)
+        assert image.size == (320, 420), "enlarged"
     assert len(run.evaluate(2, epsilon=1.0).returns) == 2
 
 

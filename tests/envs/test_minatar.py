@@ -59,7 +59,7 @@ def test_the_recipe_trains_a_network_made_for_it_and_its_games_can_be_watched(tm
     assert run.metrics[-1]["learner_steps"] > 10
     assert record_video(run, tmp_path / "x.gif", max_frames=5) == 5
     with Image.open(tmp_path / "x.gif") as image:
-        assert image.size == (160, 160)
+        assert image.size == (320, 320), "enlarged"
         colours = image.convert("RGB").getcolors()
         assert colours is not None and len(colours) >= 3
 

@@ -173,7 +173,7 @@ def test_a_resume_may_change_what_is_sound_and_records_it(tmp_path: Path, capsys
     capsys.readouterr()
     veldt.resume(run.path, steps=600, **{"learner.lr": 1e-4, "learner.clip_norm": 1.0})
     text = capsys.readouterr().out
-    assert "changed: learner.lr was 0.0005, and is 0.0001 from here on" in text
+    assert "changed: learner.lr was 0.001, and is 0.0001 from here on" in text
     at = json.loads((run.path / "config_history.jsonl").read_text())["env_steps"]
     rate = f"it goes on at {1e-4 * (1 - at / 600):.3g}, and falls to 0 at 600 env steps"
     assert f"learning rate: it was 0 here; {rate}" in text

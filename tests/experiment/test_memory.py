@@ -198,7 +198,7 @@ def test_auto_is_a_gpu_where_there_is_one(gpus: int, device: str, monkeypatch: p
 def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, match in (
-        ("tpu", "no device 'tpu'; use cpu, cuda or auto"),
+        ("tpu", "no device 'tpu'; use cpu, cuda, mps or auto"),
         ("cuda:1", "available here as 'cuda:1'"),
     ):
         for field in ("device", "store.device", "central.device"):

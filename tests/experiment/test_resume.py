@@ -145,7 +145,7 @@ def check_metrics(run: Run, kills: int) -> None:
         line for at in resumed for line in lines[:at] if line["env_steps"] > lines[at]["env_steps"] and line in told
     ]
     assert not superseded
-    evaluated = [line["env_steps"] for line in told if "eval_return" in line]
+    evaluated = [(line["env_steps"], line["eval_learner_steps"]) for line in told if "eval_return" in line]
     assert len(evaluated) == len(set(evaluated))
 
 

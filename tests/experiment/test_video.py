@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -81,6 +82,11 @@ def test_a_video_has_the_random_actions_that_it_is_asked_for(
 ) -> None:
     asked = []
     policy = Run.policy
-    monkeypatch.setattr(Run, "policy", lambda self, epsilon=None: asked.append(epsilon) or policy(self, epsilon))
+
+    def ask(self: Run, epsilon: float | None = None, *more: Any) -> Any:
+        asked.append(epsilon)
+        return policy(self, epsilon, *more)
+
+    monkeypatch.setattr(Run, "policy", ask)
     record_video(run, tmp_path / "x.gif", max_frames=2, epsilon=0.3)
     assert asked == [0.3] and run.policy(0.3).explore == 0.3 and run.policy().explore == run.config.eval.epsilon

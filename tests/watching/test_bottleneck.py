@@ -13,7 +13,7 @@ import pytest
 
 import veldt
 from veldt.envs.small import Chain
-from veldt.experiment import recipes, session
+from veldt.experiment import progress, recipes
 from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared
 from veldt.storing.slots import Size
 from veldt.watching.bottleneck import Rates, bottleneck
@@ -294,14 +294,14 @@ def test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate(monkeypatch:
         return 0
 
     monkeypatch.setattr("time.monotonic", lambda: nodes.now)
-    monkeypatch.setattr(session, "used_memory", slow)
+    monkeypatch.setattr(progress, "used_memory", slow)
     config = recipes.make("apex-dqn", "CartPole-v1")
     prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0)
-    progress = session.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
-    progress.begin(nodes)  # type: ignore[arg-type]
+    written = progress.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
+    written.begin(nodes)  # type: ignore[arg-type]
     for pause in (1.0, 0.01, 0.11, 1.0, 0.01, 0.01, 3.0, 0.1):
         nodes.now += pause
-        progress.log(nodes)  # type: ignore[arg-type]
+        written.log(nodes)  # type: ignore[arg-type]
     found = [line["env_steps_per_s"] for line in lines if "env_steps_per_s" in line]
     assert len(found) == len(lines) and found == pytest.approx([1_000] * len(found), rel=0.01)
 

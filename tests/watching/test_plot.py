@@ -145,9 +145,9 @@ def test_labels_have_what_differs_and_nothing_else(tmp_path: Path) -> None:
 
     number = iter(range(100)).__next__
     assert label({}, {"seed": 1}) == ["dqn CartPole-v1"]
-    assert label({"learner.lr": 1e-3}, {"learner.lr": 1e-4}) == ["lr 0.001", "lr 0.0001"]
+    assert label({"learner.lr": 1e-2}, {"learner.lr": 1e-4}) == ["lr 0.01", "lr 0.0001"]
     assert label({}, {"recipe": "apex-dqn"}) == ["dqn", "apex-dqn"], "not the settings in which recipes differ"
-    assert label({}, {"recipe": "apex-dqn"}, {"learner.lr": 0.5}) == ["dqn, lr 0.0005", "apex-dqn", "dqn, lr 0.5"]
+    assert label({}, {"recipe": "apex-dqn"}, {"learner.lr": 0.5}) == ["dqn, lr 0.001", "apex-dqn", "dqn, lr 0.5"]
     assert label({}, {"algorithm.double": False}) == ["double on", "double off"]
     many = {"learner.lr": 0.5, "learner.batch": 7, "actor.epsilon_end": 0.3, "store.min_size": 13, "learner.clip_norm": 2}
     assert label({}, many) == ["11", "12"], "directories, where they would be long"
