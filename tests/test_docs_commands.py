@@ -33,8 +33,12 @@ def test_the_documents_have_commands_of_every_kind() -> None:
 
 @pytest.mark.parametrize("words", TRAINED, ids=" ".join)
 def test_a_training_of_the_documents_is_one_that_veldt_accepts(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    module, _, function = words[1].partition(":")
+    if function:  # the user's own
+        (tmp_path / f"{module}.py").write_text(f"from veldt.experiment.recipes import dqn as {function}")
+        monkeypatch.syspath_prepend(tmp_path)
     asked: list[Any] = []
     monkeypatch.setattr(train, "train", lambda config, **_: asked.append(config))
     assert train.run(list(words[1:])) == 0
@@ -43,7 +47,8 @@ def test_a_training_of_the_documents_is_one_that_veldt_accepts(
 
 def test_the_quick_commands_of_the_documents_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny(tmp_path / "runs" / "cart", steps=700, **{"eval.every": 300})
+    for name in ("cart", "chain"):  # which earlier commands of the documents train
+        tiny(tmp_path / "runs" / name, steps=700, **{"eval.every": 300})
     ran = []
     for path in docs_commands.documents():
         for command in docs_commands.commands(path):

@@ -19,8 +19,8 @@ from test_run import tiny
 from veldt.algorithms.dpg import DPG, ActorCritic
 from veldt.algorithms.dqn import DQN
 from veldt.algorithms.r2d2 import R2D2
+from veldt.env_kwargs import as_words, read_kwargs, words_of_text
 from veldt.envs import make_env
-from veldt.envs.make import as_words, read_kwargs, words_of_text
 from veldt.envs.small import Chain
 from veldt.errors import UserError
 from veldt.experiment.directory import asks

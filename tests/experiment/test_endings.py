@@ -178,9 +178,9 @@ def test_a_resume_may_change_what_is_sound_and_records_it(tmp_path: Path, capsys
     rate = f"it goes on at {1e-4 * (1 - at / 600):.3g}, and falls to 0 at 600 env steps"
     assert f"learning rate: it was 0 here; {rate}" in text
     (line,) = [json.loads(text) for text in (run.path / "config_history.jsonl").read_text().splitlines()]
-    assert line["changed"] == {"steps": [300, 600], "learner.lr": [0.0005, 0.0001], "learner.clip_norm": [10.0, 1.0]}
+    assert line["changed"] == {"steps": [300, 600], "learner.lr": [0.001, 0.0001], "learner.clip_norm": [10.0, 1.0]}
     assert run.config.learner.lr == 1e-4 and run.metrics[-1]["env_steps"] >= 600
-    with pytest.raises(UserError, match=r"learner.lr is 0.0001 there and 0.0005 here; choose another --run"):
+    with pytest.raises(UserError, match=r"learner.lr is 0.0001 there and 0.001 here; choose another --run"):
         tiny(run.path, steps=900)  # not a resume, but the command that started it
     for name, value in (("seed", 5), ("algorithm.n", 2), ("store.capacity", "300")):
         with pytest.raises(UserError, match=f"{name} is .* there and .* here; it cannot change on resume"):

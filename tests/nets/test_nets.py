@@ -338,9 +338,10 @@ def test_a_named_network_is_for_the_large_pictures_of_a_dict() -> None:
     assert kinds == [ImpalaResNet, MLP, MLP]
 
 
-def test_float_pictures_get_a_convolutional_network_when_it_is_named() -> None:
-    assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,), "nature"), NatureCNN)
-    assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,)), MLP)
+def test_float_pictures_get_a_convolutional_network_by_themselves_if_they_have_channels() -> None:
+    assert isinstance(torso_for(env_with((84, 84, 3), np.float32), 1, (), (8,)), NatureCNN)
+    assert isinstance(torso_for(env_with((84, 84), np.float32), 1, (), (8,)), MLP), "a table of numbers, perhaps"
+    assert isinstance(torso_for(env_with((84, 84), np.float32), 1, (), (8,), "nature"), NatureCNN)
 
 
 def test_weights_of_another_network_are_refused_in_words() -> None:

@@ -169,9 +169,9 @@ class Proxy:
         await asyncio.gather(*pumps, return_exceptions=True)
 
     async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, other: asyncio.StreamWriter) -> None:
-        """Each chunk leaves `delay` after it came, and in order."""
+        """Each chunk leaves `delay` after it came, or later: never before those that came before it."""
         self.open.add(sink)
-        loop, swallowed = asyncio.get_running_loop(), False
+        loop, swallowed, due = asyncio.get_running_loop(), False, 0.0
         try:
             while chunk := await source.read(1 << 16):
                 swallowed |= self.hole  # a stream with a hole in it is never whole again
@@ -179,8 +179,9 @@ class Proxy:
                     continue
                 if self.random.random() < self.loss:
                     break
-                if self.delay:
-                    loop.call_later(self.delay, self.send, sink, chunk)
+                due = max(due, loop.time() + self.delay)
+                if due > loop.time():
+                    loop.call_at(due, self.send, sink, chunk)
                 else:
                     sink.write(chunk)
                     await sink.drain()

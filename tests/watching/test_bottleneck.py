@@ -173,7 +173,7 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     ),
     "tiny queue": (
         quick,
-        {"steps": 30_000, "queue": 2, "envs_per_actor": 16, "learner.batch": 4096, "store.samples_per_insert": 0.0},
+        {"steps": 80_000, "queue": 2, "envs_per_actor": 16, "learner.batch": 4096, "store.samples_per_insert": 0.0},
         ["queue to the store is the bottleneck", "raise --queue (now 2)"],
     ),
     "slow network of the actors": (
@@ -296,7 +296,7 @@ def test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate(monkeypatch:
     monkeypatch.setattr("time.monotonic", lambda: nodes.now)
     monkeypatch.setattr(progress, "used_memory", slow)
     config = recipes.make("apex-dqn", "CartPole-v1")
-    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0)
+    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0, gpu=0)
     written = progress.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
     written.begin(nodes)  # type: ignore[arg-type]
     for pause in (1.0, 0.01, 0.11, 1.0, 0.01, 0.01, 3.0, 0.1):

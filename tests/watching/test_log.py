@@ -167,7 +167,7 @@ def test_a_sink_that_fails_is_logged_once_and_does_not_disturb_the_others(caplog
 
 
 def test_tensorboard_reads_our_events_and_they_equal_the_json_lines(tmp_path: Path) -> None:
-    run = tiny(tmp_path / "r", steps=900)
+    run = tiny(tmp_path / "r", steps=6_000)  # rates need a second
     expected: dict[str, list[tuple[int, float]]] = {}
     for text in (run.path / "metrics.jsonl").read_text().splitlines():
         x = json.loads(text)

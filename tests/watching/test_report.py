@@ -145,7 +145,7 @@ def test_runs_that_ended_early_do_not_cut_the_others_off(tmp_path: Path, undrawn
     (groups,) = undrawn
     assert list(groups) == ["dqn", "dqn (ended early)"]
     (whole,) = groups["dqn"]
-    assert whole.env_steps.tolist() == [500, 1_000] and whole.frames_per_step == 4
+    assert whole.env_steps.tolist() == [500, 1_000] and whole.frame_skip == 4
 
 
 @pytest.mark.usefixtures("undrawn")

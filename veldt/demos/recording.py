@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 
 from veldt.acting.actor import Policy
 from veldt.demos.set import FORMAT, RECORDING, VERSION, Demos, Shard, digest, is_inside, row_bytes, shard_name
+from veldt.env_kwargs import read_kwargs
 from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari
-from veldt.envs.make import read_kwargs
 from veldt.errors import UserError
 from veldt.files import MANIFEST, sync_directory, write_arrays
 from veldt.records.step import EnvSpec

@@ -13,7 +13,7 @@ import yaml
 
 from veldt import bounds
 from veldt.callables import is_code, is_unstable
-from veldt.envs.make import words_of_text
+from veldt.env_kwargs import words_of_text
 from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.changes import HOW_IT_RUNS

@@ -20,7 +20,7 @@ import numpy as np
 
 from veldt import bounds, callables
 from veldt.counters import Counters
-from veldt.envs.make import words_of_text
+from veldt.env_kwargs import words_of_text
 from veldt.errors import EnvError, UserError
 from veldt.ports import ports_of
 from veldt.program import INCARNATION, Given, Program

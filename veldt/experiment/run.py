@@ -20,8 +20,8 @@ from veldt import callables
 from veldt.acting.actor import Evaluation, evaluate
 from veldt.acting.trained import TrainedPolicy
 from veldt.bounds import above, at_least, between, check_value
+from veldt.env_kwargs import as_names
 from veldt.envs import EnvLike, Envs, make_env
-from veldt.envs.make import as_names
 from veldt.errors import UserError
 from veldt.experiment import recipes, saved_spec
 from veldt.experiment.changes import ON_RESUME
