@@ -69,6 +69,17 @@ def test_what_is_very_large_becomes_moderate_and_all_else_stays() -> None:
     assert out[:, 1].std() == pytest.approx(LARGE, rel=2e-2)
 
 
+def test_what_is_large_at_first_is_moderate_from_the_first_batch_on_and_a_copy_agrees() -> None:
+    """A policy has a copy of the buffers, and never learns."""
+    norm, copied = (Moderate(np.full(1, -np.inf), np.full(1, np.inf)) for _ in range(2))
+    x = torch.linspace(900.0, 1_100.0, 32)[:, None]
+    learned = norm(x)
+    assert learned.std().item() == pytest.approx(LARGE, rel=0.05)
+    assert learned.mean().item() == pytest.approx(LARGE**2 / x.std().item(), rel=0.05)
+    copied.load_state_dict(norm.state_dict())
+    assert torch.equal(copied.eval()(x), learned)
+
+
 def test_a_narrow_range_is_scaled_to_one() -> None:
     x = torch.tensor([[0.9], [1.0], [1.1]]).repeat(40, 1)
     torch.testing.assert_close(moderate(x, 0.9, 1.1)[:3], torch.tensor([[-1.0], [0.0], [1.0]]))

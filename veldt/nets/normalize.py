@@ -52,25 +52,32 @@ class Moderate(RunningNorm):
     An element whose declared range [low, high] is narrow is scaled to [-1, 1]. A running mean beyond LARGE is moved to it,
     a running deviation beyond LARGE is reduced to it. Scaling every element to deviation 1 makes learning less stable
     where the units were good ones (docs/results/defaults.md).
+
+    Statistics change only when a batch is learned from, so what follows from them is kept: a forward pass is three operations.
     """
 
     center: Tensor  # [size]
     factor: Tensor  # [size]
+    origin: Tensor  # [size], what is subtracted
+    scale: Tensor  # [size], what that is multiplied by
 
     def __init__(self, low: Array, high: Array) -> None:
         super().__init__(len(low))
         low, high = (np.asarray(x, np.float64) for x in (low, high))
         half = high / 2 - low / 2
         narrow = (half > 0) & (half < NARROW)
-        center = np.where(narrow, high, 0) / 2 + np.where(narrow, low, 0) / 2
-        factor = 1 / np.where(narrow, half, 1)
-        self.register_buffer("center", torch.from_numpy(center).float())
-        self.register_buffer("factor", torch.from_numpy(factor).float())
+        center = torch.from_numpy(np.where(narrow, high, 0) / 2 + np.where(narrow, low, 0) / 2).float()
+        factor = torch.from_numpy(1 / np.where(narrow, half, 1)).float()
+        for name, x in {"center": center, "factor": factor, "origin": center, "scale": factor}.items():
+            self.register_buffer(name, x.clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = (x - self.center) * self.factor
         if self.training and torch.is_grad_enabled():
             self.add(x.detach())
-        shift = self.mean - self.mean.clamp(-LARGE, LARGE)
-        smaller = LARGE / self.variance.sqrt().clamp_min(LARGE)
-        return ((x - shift) * smaller).clamp(-LIMIT * LARGE, LIMIT * LARGE)
+        return ((x - self.origin) * self.scale).clamp(-LIMIT * LARGE, LIMIT * LARGE)
+
+    @torch.no_grad()
+    def add(self, x: Tensor) -> None:
+        super().add((x - self.center) * self.factor)
+        self.origin.copy_(self.center + (self.mean - self.mean.clamp(-LARGE, LARGE)) / self.factor)
+        self.scale.copy_(self.factor * (LARGE / self.variance.sqrt().clamp_min(LARGE)))
