@@ -55,6 +55,7 @@ class NetworkPolicy(Policy):
         self._ready: dict[int, Tree] = {}  # answers by group
         self._explored = np.zeros(0)  # how much each environment explored last
         self._records_version = "version" in self.algorithm.extras(self.env)
+        self._versions = np.zeros(0, np.int64)  # the version, for each of the last environments
 
     def recv(self, group: int) -> Tree | None:
         return self._ready.pop(group, None)
@@ -95,7 +96,10 @@ class NetworkPolicy(Policy):
         for name, tensor in before.items():
             out[name] = tensor.cpu().numpy()
         if self._records_version:
-            out["version"] = np.full(n, self.version)
+            if len(self._versions) != n or self._versions[0] != self.version:
+                self._versions = np.full(n, self.version)
+                self._versions.flags.writeable = False  # it is given out again and again
+            out["version"] = self._versions
         return out, after
 
     def _amounts(self, n: int, lanes: Array | None) -> Array:

@@ -146,7 +146,7 @@ def bare_actor(envs: int, seconds: float) -> None:
     torch.set_num_threads(1)
     config = bench_config(1, envs, 0)
     vector = config.envs(envs)
-    net = config.algorithm.network(vector.spec).requires_grad_(False)
+    net = config.algorithm.network(vector.spec).requires_grad_(False).eval()
     env = vector.env
     obs, _ = env.reset(seed=0)
     began, count = 0.0, 0

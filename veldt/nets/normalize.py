@@ -53,7 +53,8 @@ class Moderate(RunningNorm):
     a running deviation beyond LARGE is reduced to it. Scaling every element to deviation 1 makes learning less stable
     where the units were good ones (docs/results/defaults.md).
 
-    Statistics change only when a batch is learned from, so what follows from them is kept: a forward pass is three operations.
+    Statistics change only when a batch is learned from, so what follows from them is kept: a forward pass is three
+    operations.
     """
 
     center: Tensor  # [size]

@@ -92,7 +92,7 @@ class MLP(Torso):
         self.features, self.width = sizes[-1], hidden[-1] if hidden else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x).reshape(len(x), -1) if self.encode is None else self.encode(x)
+        x = as_float(x).reshape(x.shape[0], -1) if self.encode is None else self.encode(x)
         x = x if self.norm is None else self.norm(x)
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
