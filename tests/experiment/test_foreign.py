@@ -214,6 +214,8 @@ def test_lines_of_metrics_may_hold_anything(sent: Path, capsys: pytest.CaptureFi
         file.write("\n".join(lines) + "\n")
     assert main(["plot", str(sent), "-o", str(sent / "curves.png")]) == 0
     assert main(["top", str(sent), "--once"]) == 0
+    (sent / "metrics.jsonl").write_text('{"env_steps": 1, "time_s": 1, "train_return": 1, "learner_steps": "x"}\n')
+    assert main(["plot", str(sent), "-o", str(sent / "curves.png")]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -271,8 +273,12 @@ def test_code_is_imported_only_if_the_user_says_so(
 
 
 def test_plot_and_top_import_nothing(coded: Path) -> None:
+    assert main(["report", str(coded), "-o", str(coded / "page")]) == 0
     assert main(["plot", str(coded), "-o", str(coded / "curves.png")]) == 0
     assert main(["top", str(coded), "--once"]) == 0
+    assert not (coded.parent / "mark").exists()
+    (coded / "config.yaml").write_text("recipe: hostile:make\nenv: ALE/Pong-v5\n")  # without a protocol
+    assert main(["plot", str(coded), "-o", str(coded / "curves.png")]) == 0
     assert not (coded.parent / "mark").exists()
 
 

@@ -18,7 +18,7 @@ from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.changes import HOW_IT_RUNS
 from veldt.experiment.config import Config
-from veldt.experiment.settings import flat, override
+from veldt.experiment.settings import flat, flat_dict, override
 from veldt.files import locked
 from veldt.foreign import plain, read_text, regular
 
@@ -81,6 +81,14 @@ def load_config(path: Path, trust: bool = False, given: Container[str] = ()) -> 
     except (UserError, OverflowError) as error:  # a float that no int can hold
         raise UserError(f"{path}: {error}") from None
     return config
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Settings by dotted name, for plots and reports: those of a recipe that is code as the file has them, unchecked."""
+    try:
+        return flat(load_config(path))
+    except Untrusted:
+        return flat_dict(read_yaml(path))
 
 
 def asks(config: Config) -> dict[str, str]:

@@ -41,8 +41,9 @@ class Curve:
         greedy, explored = evaluations(lines), [line for line in lines if number(line, "train_return") is not None]
         # Exploring episodes if there are no evaluations.
         points = greedy or [
-            Point(line["env_steps"], line["time_s"], line["train_return"], line.get("learner_steps", math.nan))
+            Point(line["env_steps"], line["time_s"], line["train_return"], math.nan if updates is None else updates)
             for line in explored
+            for updates in [number(line, "learner_steps")]
         ]
         if not points:
             raise UserError(f"{path} has no returns yet; train it for longer.")

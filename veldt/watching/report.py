@@ -8,7 +8,7 @@ import statistics
 import string
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,7 +116,8 @@ def methods(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
         families[str(entry.settings.get("recipe")), "ALE/" if entry.atari else entry.env].append(entry)
     out: dict[str, list[Entry]] = defaultdict(list)
     for (recipe, _), family in families.items():
-        differ = [name for name in family[0].settings if len({str(entry.settings.get(name)) for entry in family}) > 1]
+        names = dict.fromkeys(name for entry in family for name in entry.settings)
+        differ = [name for name in names if len({str(entry.settings.get(name)) for entry in family}) > 1]
         for entry in family:
             out[" ".join([recipe, *(f"{name} {entry.settings.get(name)}" for name in differ)])].append(entry)
     return out
@@ -229,7 +230,8 @@ def _estimate(x: Estimate, form: Any) -> str:
 
 def curves(found: dict[str, list[Entry]], out: Path) -> dict[str, Path]:
     """An image for each environment, beside `out`."""
-    images = {}
+    images: dict[str, Path] = {}
+    labels = _short(found)
     envs = sorted({entry.env for entries in found.values() for entry in entries if entry.points})
     for env in envs:
         groups: dict[str, list[Curve]] = defaultdict(list)
@@ -239,12 +241,20 @@ def curves(found: dict[str, list[Entry]], out: Path) -> dict[str, Path]:
                 steps, seconds, returns, updates = np.array(entry.points, float).T
                 early = steps[-1] < EARLY * max(other.points[-1].env_steps for other in there)
                 curve = Curve({}, steps, seconds, updates, returns, True, entry.frames_per_step)
-                short = textwrap.shorten(label, LONGEST_LABEL, placeholder=" ...")
-                groups[f"{short} (ended early)" if early else short].append(curve)
+                groups[f"{labels[label]} (ended early)" if early else labels[label]].append(curve)
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in game_of(env))
         images[env] = out.with_name(f"{out.name}.png" if len(envs) == 1 else f"{out.name}-{name}.png")
+        if list(images.values()).count(images[env]) > 1:  # another environment's name becomes the same
+            images[env] = out.with_name(f"{out.name}-{name}-{len(images)}.png")
         draw(dict(groups), images[env], Look(steps="frames" if env.startswith("ALE/") else "steps"))
     return images
+
+
+def _short(labels: Iterable[str]) -> dict[str, str]:
+    """Labels for an image; a method that would have the label of another keeps all of its own."""
+    short = {label: textwrap.shorten(label, LONGEST_LABEL, placeholder=" ...") for label in labels}
+    found = list(short.values())
+    return {label: x if found.count(x) == 1 else textwrap.fill(label, LONGEST_LABEL) for label, x in short.items()}
 
 
 # What it took.
@@ -309,7 +319,8 @@ def figure(x: float) -> str:
 
 def count(x: float) -> str:
     """Of frames or steps."""
-    for size, unit in ((1e9, "G"), (1e6, "M")):
-        if x >= size:
-            return f"{x / size:.3g} {unit}"
+    if x >= 999.5e6:  # what would be rounded to 1000 M
+        return f"{x / 1e9:.3g} G"
+    if x >= 1e6:
+        return f"{x / 1e6:.3g} M"
     return f"{x:,.0f}"
