@@ -10,6 +10,7 @@ import os
 import resource
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +102,24 @@ def test_after_a_resume_repeated_steps_are_left_out(tmp_path: Path) -> None:
     found = read_metrics(path)
     assert [x["env_steps"] for x in found] == [100, 200, 200, 210, 260]
     assert [x.get("loss") for x in found] == [None, None, None, 4.0, 5.0]
+
+
+def test_a_long_file_is_read_without_what_is_not_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    sink = JsonLines(path)
+    for i in range(2_000):
+        more = {"eval_return": float(i)} if i % 100 == 0 else {}
+        sink.write(line(i, **more, **{f"metric {k}": k + i / 7 for k in range(100)}))
+    sink.write(line(1_050, resumed_from=500))
+    sink.close()
+    whole = [{name: x[name] for name in ("time_s", "env_steps", "eval_return") if name in x} for x in read_metrics(path)]
+    assert read_metrics(path, ["eval_return"]) == [*whole[:-1], {**whole[-1], "resumed_from": 500}]
+    tracemalloc.start()
+    found = read_metrics(path, ["eval_return"], having="eval_return")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [x["eval_return"] for x in found[:-1]] == [100.0 * i for i in range(11)] and "resumed_from" in found[-1]
+    assert most < 0.1 * path.stat().st_size
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30))

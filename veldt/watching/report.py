@@ -22,10 +22,12 @@ from veldt.watching.links import format_seconds, number, percent
 from veldt.watching.page import Section, Table
 from veldt.watching.plot import Curve, Look, draw
 from veldt.watching.scores import LEVEL, RESAMPLES, STATISTICS, Estimate, Reference, estimates, game_of
-from veldt.watching.sinks import Point, evaluations, read_metrics
+from veldt.watching.sinks import EVALUATION, Point, evaluations, read_metrics
 from veldt.watching.top import holder
 
 EARLY = 0.9  # of its steps: a run that ended before has a curve of its own
+READ = {*EVALUATION, "cores", "processor", "gpus", "gpu_total"}  # of the metrics of a run
+READ |= {"lag_updates", "replay_ratio", "store_bytes", "store_items"}
 LONGEST, LONGEST_LABEL = 120, 60  # characters of an error, and of a method in an image
 
 
@@ -45,7 +47,7 @@ class Entry:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"
-        return read_metrics(file) if file.exists() else []
+        return read_metrics(file, READ) if file.exists() else []
 
     @cached_property
     def points(self) -> list[Point]:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -67,30 +67,39 @@ def _end_of_lines(handle: int) -> int:
     return 0
 
 
-def parse(data: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file that are whole."""
-    for text in data.split(b"\n"):
+def parse(texts: Iterable[bytes], names: Container[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file that are whole; of each these metrics, or all."""
+    for text in texts:
         with contextlib.suppress(ValueError, RecursionError):
-            line = plain(json.loads(text))
+            line = json.loads(text)
             if isinstance(line, dict):
-                yield line
+                yield plain(line if names is None else {name: x for name, x in line.items() if name in names})
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, without those after a checkpoint that the run was resumed from."""
+def read_metrics(path: Path, names: Collection[str] | None = None, having: str = "") -> list[dict[str, Any]]:
+    """The lines of a metrics file, without those after a checkpoint that the run was resumed from.
+
+    The file of a long run has a million lines, and all of their metrics would fill the RAM: `names` are those that are
+    wanted beside the time and the env steps; `having` leaves out lines without this one.
+    """
+    wanted = None if names is None else {*names, "time_s", "env_steps", "resumed_from"}
+    lines: list[dict[str, Any]] = []
     try:
         with open(path, "rb", opener=regular) as file:
-            data = file.read()
+            for line in parse(_having(file, having), wanted):
+                if any(number(line, name) is None for name in ("time_s", "env_steps")):  # every line has them
+                    continue
+                if "resumed_from" in line:
+                    lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
+                lines.append(line)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    lines: list[dict[str, Any]] = []
-    for line in parse(data):
-        if any(number(line, name) is None for name in ("time_s", "env_steps")):  # every line has them
-            continue
-        if "resumed_from" in line:
-            lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
-        lines.append(line)
     return lines
+
+
+def _having(texts: Iterable[bytes], name: str) -> Iterable[bytes]:
+    key = f'"{name}"'.encode()
+    return (text for text in texts if key in text or b'"resumed_from"' in text) if name else texts
 
 
 class Point(NamedTuple):
@@ -100,6 +109,9 @@ class Point(NamedTuple):
     time_s: float
     mean_return: float
     learner_steps: float = math.nan  # NaN: unknown
+
+
+EVALUATION = ("eval_return", "eval_env_steps", "eval_time_s", "eval_learner_steps", "learner_steps")  # what a point needs
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:

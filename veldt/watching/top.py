@@ -115,7 +115,7 @@ class Tail:
         stop = data.rfind(b"\n") + 1  # the first and the last line may be incomplete
         if stop:
             self._at = start + stop
-        for line in parse(data[:stop]):
+        for line in parse(data[:stop].split(b"\n")):
             if "resumed_from" in line:  # the lines before may be of steps that were repeated
                 self.latest = {}
             self.latest |= {key: x for key, x in line.items() if x is not None}
