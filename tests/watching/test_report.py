@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,6 +223,19 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     (run / "metrics.jsonl").unlink()
     _, _, (scores,), (row,) = made(tmp_path / "page", [run])
     assert scores["runs"] == "0 of 1 (1 unfinished)" and row["frames"] == "-" and "stopped at 0" in row["state"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_settings_that_changed_on_the_way_are_said(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", "CartPole-v1", 1, 20.0)
+    lines = [
+        {"env_steps": 500, "changed": {"learner.lr": [1e-3, 1e-4], "log.every": [1, 2]}},
+        {"env_steps": 600, "changed": {"steps": [600, 1_000]}},
+        {"env_steps": "x", "changed": []},
+    ]
+    (run / "config_history.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    _, _, _, (row,) = made(tmp_path / "page", [run])
+    assert row["state"] == "finished; changed learner.lr at 500 env steps"
 
 
 def test_the_last_error_is_that_of_the_last_start(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def record(directory: Path, env_steps: int, changed: dict[str, tuple[Any, Any]])
 
 def sentences(changed: dict[str, tuple[Any, Any]], now: Config, env_steps: int) -> list[str]:
     """What is printed of the changes: one line each, and what becomes of the learning rate."""
-    lines = [f"changed: {name} was {old}, and is {new} from here on" for name, (old, new) in changed.items()]
+    shown = {name: [repr(x) if x == "" else x for x in values] for name, values in changed.items()}
+    lines = [f"changed: {name} was {old}, and is {new} from here on" for name, (old, new) in shown.items()]
     learner = now.learner
     if changed.keys() & {"steps", "learner.anneal", "learner.lr"} and (learner.anneal or "learner.anneal" in changed):
         steps, lr, anneal = (

@@ -89,7 +89,7 @@ class Summary:
         early = f"Stopped early: {self.stopped_by}. " if self.stopped_by else ""
         out = [f"{early}{done:,} env steps in {format_seconds(self.line.get('time_s'))}{rates}."]
         out += [text for text in (self._last(), self._best()) if text]
-        load = f'veldt.load("{self.path}"{", trust=True" if self.trust else ""})'
+        load = f"veldt.load({self.path!r}{', trust=True' if self.trust else ''})"
         return [*out, f"The policy in Python: {load}; its curve: veldt plot {shlex.quote(self.path)}"]
 
     def _rates(self) -> str:

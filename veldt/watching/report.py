@@ -22,7 +22,7 @@ from veldt.watching.links import format_seconds, number, percent
 from veldt.watching.page import Section, Table
 from veldt.watching.plot import Curve, Look, draw
 from veldt.watching.scores import LEVEL, RESAMPLES, STATISTICS, Estimate, Reference, estimates, game_of
-from veldt.watching.sinks import EVALUATION, Point, evaluations, read_metrics
+from veldt.watching.sinks import EVALUATION, Point, evaluations, parse, read_metrics
 from veldt.watching.top import holder
 
 EARLY = 0.9  # of its steps: a run that ended before has a curve of its own
@@ -75,6 +75,20 @@ class Entry:
         return next((x for line in reversed(self.lines) if (x := number(line, name)) is not None), None)
 
     def state(self) -> str:
+        changes = [f"changed {', '.join(names)} at {count(steps)} env steps" for steps, names in self.changes()]
+        return "; ".join([self._state(), *changes])
+
+    def changes(self) -> list[tuple[float, list[str]]]:
+        """Settings of the method that a resume changed, and the env steps at which it did: the page has the last values."""
+        try:
+            lines = list(parse(read_text(self.path / "config_history.jsonl").encode().split(b"\n")))
+        except (OSError, ValueError):
+            return []
+        told = [(number(line, "env_steps"), line.get("changed")) for line in lines]
+        known = [(at, [x for x in names if x in self.settings]) for at, names in told if at and isinstance(names, dict)]
+        return [(at, names) for at, names in known if names]
+
+    def _state(self) -> str:
         if holder(self.path):
             return f"running, {percent(self.done / self.steps)}"
         if self.finished:
