@@ -50,6 +50,20 @@ def test_a_directory_that_can_be_written_is_kept(tmp_path: Path, monkeypatch: py
     assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "new") and "MPLCONFIGDIR" not in os.environ
 
 
+@pytest.mark.skipif(not hasattr(os, "setuid"), reason="users of Unix")
+def test_a_home_that_is_closed_to_the_user_cannot_be_written(tmp_path: Path) -> None:
+    """As with `sudo -u` or `docker run --user`, which may keep the HOME of root."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0)
+    code = "import os, sys; from veldt.writable import can_write; os.getuid() or os.setuid(65_534)"
+    code += "; print(can_write(sys.argv[1]))"
+    try:
+        done = subprocess.run([sys.executable, "-c", code, home / ".cache" / "numba"], capture_output=True, text=True)
+    finally:
+        home.chmod(0o700)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_the_private_directory_is_the_users_own(tmp_path: Path) -> None:
     first = writable.private()
     assert first == tmp_path / f"veldt-{os.getuid()}" == writable.private()

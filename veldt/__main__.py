@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import errno
 import importlib
 import os
 import re
@@ -34,6 +35,7 @@ COMMANDS = {
 }
 
 CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # module:function
+UNUSABLE = errno.EACCES, errno.EPERM, errno.ENAMETOOLONG  # of a path that the user named
 LONGEST = 4_000  # characters of an error
 LISTED = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
 USAGE = f"""Veldt {__version__}: distributed off-policy deep reinforcement learning.
@@ -90,6 +92,11 @@ def _run(argv: list[str], imported: Callable[[], None]) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno not in UNUSABLE or error.filename is None:
+            raise
+        print(f"veldt: {printable(str(error.filename))[:200]} cannot be used ({error.strerror}).", file=sys.stderr)
+        return 2
     finally:
         zygote.discard()
 

@@ -10,6 +10,7 @@ import yaml
 
 from veldt import callables
 from veldt.errors import UserError
+from veldt.foreign import YamlLoader
 
 
 def read_kwargs(kwargs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def read_kwargs(kwargs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
             raise UserError(f"env_kwargs: {key} is given twice.")
         try:
             aliases = "&" in value or "*" in value  # which can be larger than memory
-            found[key] = yaml.safe_load(value) if value and not aliases else value
+            found[key] = YamlLoader(value).get_single_data() if value and not aliases else value
         except (yaml.YAMLError, ValueError, RecursionError):
             found[key] = value
         if isinstance(found[key], str):  # YAML 1.1 reads 1e-3 as text

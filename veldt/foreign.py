@@ -11,6 +11,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 SMALL = 4 * 2**20  # bytes of a file that describes something, such as config.yaml
 LARGE = 256 * 2**20
 SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))  # Windows has none of them
@@ -47,6 +49,26 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 def read_text(path: Path, most: int = SMALL) -> str:
     return read_bytes(path, most).decode("utf-8")
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML in which a value that its tag does not fit, such as `!!bool perhaps`, is a YAMLError as any other mistake."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError, TypeError, OverflowError):
+            why = f"this is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, why, node.start_mark) from None
+
+
+class ConfigLoader(YamlLoader):
+    """Without aliases: a few lines of them are a value too large to print."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "it has an alias")
+        return super().compose_node(parent, index)
 
 
 def printable(text: str) -> str:

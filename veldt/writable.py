@@ -33,9 +33,9 @@ def can_write(path: str | Path) -> bool:
     place = Path(os.path.expanduser(path)) if path else Path()
     if not place.is_absolute():  # no home is known
         return False
-    while not place.exists():
+    while not os.path.exists(place):  # unlike Path.exists: no error where a directory above is closed to this user
         place = place.parent
-    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
 
 
 def private() -> Path:

@@ -77,6 +77,9 @@ TRAIN = ("train", "dqn", "--quiet")
         (["eval", "no-such-run"], "no-such-run is not a run directory"),
         (["plot", "no-such-run"], "no-such-run is not a run directory"),
         (["plot"], "run"),
+        (["top", "x" * 300], "cannot be used (File name too long)"),
+        (["resume", "x" * 300], "cannot be used (File name too long)"),
+        ([*TRAIN, "--run", "x" * 300], "cannot be used (File name too long)"),
         (["bench", "lerner"], "There is no benchmark 'lerner'. Did you mean learner?"),
         (["bench", "learner", "--rounds", "0"], "rounds must be greater than 0, not 0."),
     ],
@@ -286,6 +289,14 @@ def test_the_config_of_another_run_is_reproduced_and_flags_win_over_it(run: Run,
     assert (chain.env, chain.learner) == ("veldt/Chain-v0", run.config.learner)
 
 
+def test_code_that_a_flag_names_needs_no_trust_however_the_flag_is_written(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "few.yaml"
+    file.write_text("steps: 100\n")
+    for flag in ("--algorithm.network-from", "--algorithm.network_from"):
+        said = refused(capsys, *TRAIN, "--config", file, flag, "nothing_here:make", "--run", tmp_path / "r")
+        assert "nothing_here cannot be imported" in said
+
+
 def test_a_config_file_may_hold_a_few_settings_alone(tmp_path: Path) -> None:
     few = {"env": "veldt/Chain-v0", "steps": 100, "learner": {"batch": 8}, "store": {"capacity": "300", "min_size": 20}}
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(few))
@@ -391,6 +402,21 @@ def test_one_signal_ends_it_with_a_checkpoint_and_a_second_process_is_refused_me
     at = checkpoint.manifest["env_steps"]
     assert main(["resume", str(path), "--quiet", "--steps", str(at + 50)]) == 0
     assert Run(path).metrics[-1]["env_steps"] >= at + 50
+
+
+def test_a_signal_during_the_last_evaluation_ends_it_and_the_run_says_that_it_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    evaluated = ["--eval.every", "100", "--eval.episodes", "100000"]
+    argv = ["train", "dqn", "--run", path, *flags(steps=60), *evaluated, "--store.min-size", "16"]
+    process = start(tmp_path, *argv)
+    try:
+        wait_for(process, lambda: "checkpoint 1 at" in ((path / "log.txt").read_text() if path.exists() else ""))
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+    finally:
+        out, err = end(process, 60)
+    assert process.returncode == 128 + signal.SIGTERM and time.monotonic() - began < 5
+    assert "not evaluated: interrupted" in err and f"Done. Evaluate with: veldt eval {path}" in out
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

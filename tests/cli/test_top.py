@@ -326,12 +326,14 @@ def test_a_reused_pid_is_not_a_process_of_the_run(tmp_path: Path) -> None:
         try:
             table = {"supervisor": {"pid": os.getpid()}, "learner": {"pid": other.pid, "restarts": 2}}
             table |= {"actor/0": {"pid": 0, "restarts": 1}, "actor/1": {"pid": 2**22 + 1}, "actor/2": {"pid": "x"}}
+            table |= {"actor/3": {"pid": -5}, "actor/4": {"pid": 1e200}}
             (path / "processes.json").write_text(json.dumps(table))
             found = {p.name: p for p in Watched(path).look().processes}
         finally:
             other.kill()
     assert found["supervisor"].memory and found["learner"] == Process("learner", other.pid, "gone", restarts=2)
     assert found["actor/0"].state == "starting" and found["actor/1"].state == "gone"
+    assert found["actor/3"].state == found["actor/4"].state == "gone"
 
 
 # The end of a file that grows.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_run import TINY, tiny, whole_state
 
 import veldt
@@ -16,8 +18,10 @@ from veldt.acting.actor import evaluate
 from veldt.errors import UserError
 from veldt.experiment import ending, recipes
 from veldt.experiment.changes import ON_RESUME
+from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.listening import CheckpointSaved, EvaluationDone, LogLine, seconds
 from veldt.experiment.run import Run
+from veldt.experiment.saving import Best
 from veldt.experiment.settings import flat
 from veldt.seeds import derive
 
@@ -157,6 +161,34 @@ def test_a_run_ends_when_its_time_is_up(tmp_path: Path) -> None:
     run = tiny(tmp_path / "r", steps=10_000_000, stop_after="1s", **{"eval.every": 0})
     assert 0.9 < run.metrics[-1]["time_s"] < 20 and not run.evaluations
     assert "the time is up (--stop-after 1s)" in (run.path / "log.txt").read_text()
+
+
+def test_a_run_whose_time_is_up_before_an_update_is_not_called_too_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = veldt.train("dqn", env="CartPole-v1", run=tmp_path / "r", **TINY | {"stop_after": "0s"})
+    said = capsys.readouterr().out
+    assert "ended without an update: the time is up" in said and f"veldt resume {run.path}\n" in said
+
+
+def test_the_best_weights_are_the_best_where_links_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "best" / "full").mkdir(parents=True)  # no link can replace it
+    best = Best(Checkpoints(tmp_path), torch.nn.Linear(1, 1))
+    weights = {"w": np.zeros(3, np.float32)}
+    assert best.offer(weights, 5.0, 10, 1) and not best.offer(weights, 4.0, 20, 2) and best.offer(weights, 6.0, 30, 3)
+    found = Checkpoints(tmp_path).best()
+    assert found is not None and found.manifest["mean_return"] == 6.0
+    assert [path.name for path in tmp_path.glob("best-*")] == ["best-000000000030"]
+
+
+def test_a_resume_that_cannot_begin_changes_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny(tmp_path / "r", steps=300)
+    before = run.config
+    monkeypatch.setitem(sys.modules, "wandb", None)  # not installed
+    with pytest.raises(UserError, match="pip install"):
+        veldt.resume(run.path, quiet=True, steps=400, **{"log.wandb": True})
+    assert run.config == before and not (run.path / "config_history.jsonl").exists()
+    veldt.resume(run.path, quiet=True, steps=400)
 
 
 def test_durations() -> None:

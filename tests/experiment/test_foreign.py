@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -19,6 +20,7 @@ from test_run import tiny
 
 import veldt
 from veldt.__main__ import main
+from veldt.env_kwargs import read_kwargs
 from veldt.errors import UserError
 from veldt.experiment.run import Run
 
@@ -64,6 +66,13 @@ def test_a_link_in_place_of_a_file_that_is_written_is_refused(sent: Path, tmp_pa
     with pytest.raises(UserError, match=r"it is a symbolic link"):
         veldt.resume(sent, quiet=True, steps=340)
     assert precious.read_text() == "mine"
+
+
+def test_a_link_in_place_of_the_history_is_refused(sent: Path, tmp_path: Path) -> None:
+    (sent / "config_history.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=r"config_history.jsonl cannot be written \(it is a symbolic link\)"):
+        veldt.resume(sent, quiet=True, steps=340)
+    assert not (tmp_path / "precious").exists()
 
 
 @pytest.mark.parametrize("name", [".aside-config.yaml", "metrics.json", ".aside-metrics.json", "checkpoints/.aside-000002"])
@@ -186,16 +195,33 @@ ALIASES = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip
         ("learner: 3", r"config.yaml: learner is a group of settings"),
         ("recipe: nothing", r"config.yaml: There is no recipe"),
         (ALIASES, "it has an alias"),
+        ("env: !!timestamp foo", "cannot be read as YAML: this is no timestamp"),
+        ("seed: !!int ''", "cannot be read as YAML: this is no int"),
         ("[" * 100_000, "cannot be read as YAML"),
         (f"steps: {'1' * 5_000_000}", "it has more than 4,194,304 bytes"),
     ],
-    ids=["type", "bound", "infinite", "nested", "group", "recipe", "aliases", "deep", "large"],
+    ids=["type", "bound", "infinite", "nested", "group", "recipe", "aliases", "tag", "empty", "deep", "large"],
 )
 def test_a_config_that_is_wrong_is_refused_by_file_and_field(sent: Path, text: str, told: str) -> None:
     (sent / "config.yaml").write_text(text)
     for use in (lambda: Run(sent).evaluate(1), lambda: veldt.resume(sent, quiet=True)):
         with pytest.raises(UserError, match=told):
             use()
+    assert main(["top", str(sent), "--once"]) == 0
+
+
+@pytest.mark.parametrize("word", ["x=!!bool perhaps", "x=!!int", "x=!!timestamp y"])
+def test_an_argument_that_its_tag_does_not_fit_is_a_text(word: str) -> None:
+    assert read_kwargs([word]) == {"x": word.partition("=")[2]}
+
+
+def test_top_does_not_unfold_aliases(sent: Path) -> None:
+    """A billion times x, in a few lines: this would not end."""
+    names = "abcdefghijklmnopqrstuvwxyzABCDE"
+    pairs = itertools.pairwise(names)
+    text = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairs)
+    (sent / "config.yaml").write_text(text)
+    assert main(["top", str(sent), "--once"]) == 0
 
 
 # What is shown.
@@ -214,6 +240,8 @@ def test_lines_of_metrics_may_hold_anything(sent: Path, capsys: pytest.CaptureFi
         file.write("\n".join(lines) + "\n")
     assert main(["plot", str(sent), "-o", str(sent / "curves.png")]) == 0
     assert main(["top", str(sent), "--once"]) == 0
+    (sent / "metrics.jsonl").write_text('{"env_steps": 1, "time_s": 1, "train_return": 1, "learner_steps": "x"}\n')
+    assert main(["plot", str(sent), "-o", str(sent / "curves.png")]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -271,8 +299,12 @@ def test_code_is_imported_only_if_the_user_says_so(
 
 
 def test_plot_and_top_import_nothing(coded: Path) -> None:
+    assert main(["report", str(coded), "-o", str(coded / "page")]) == 0
     assert main(["plot", str(coded), "-o", str(coded / "curves.png")]) == 0
     assert main(["top", str(coded), "--once"]) == 0
+    assert not (coded.parent / "mark").exists()
+    (coded / "config.yaml").write_text("recipe: hostile:make\nenv: ALE/Pong-v5\n")  # without a protocol
+    assert main(["plot", str(coded), "-o", str(coded / "curves.png")]) == 0
     assert not (coded.parent / "mark").exists()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from veldt.envs import make_env
+from veldt.learning import params
 from veldt.nets.normalize import LARGE, LIMIT, Moderate, RunningNorm
 from veldt.nets.torsos import MLP, torso_for
 
@@ -76,8 +77,23 @@ def test_what_is_large_at_first_is_moderate_from_the_first_batch_on_and_a_copy_a
     learned = norm(x)
     assert learned.std().item() == pytest.approx(LARGE, rel=0.05)
     assert learned.mean().item() == pytest.approx(LARGE**2 / x.std().item(), rel=0.05)
-    copied.load_state_dict(norm.state_dict())
+    params.flatten(copied).copy_(params.flatten(norm))  # as weights are published
     assert torch.equal(copied.eval()(x), learned)
+
+
+def test_weights_that_were_saved_act_as_before_though_they_hold_the_statistics_alone() -> None:
+    """Runs of all versions can be evaluated and resumed: what follows from the statistics is in no checkpoint."""
+    norm, loaded = (
+        torch.nn.Sequential(Moderate(np.full(1, 0.0), np.full(1, 0.1)), torch.nn.Linear(1, 1)) for _ in range(2)
+    )
+    x = torch.linspace(900.0, 1_100.0, 32)[:, None]
+    norm(x)
+    saved = params.export(norm)
+    assert {name.rpartition(".")[2] for name in saved if name.startswith("0.")} == {
+        *("mean", "variance", "batches", "center", "factor"),
+    }
+    params.restore(loaded, saved)
+    assert torch.equal(loaded[0].eval()(x), norm[0].eval()(x))
 
 
 def test_a_narrow_range_is_scaled_to_one() -> None:

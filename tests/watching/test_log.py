@@ -10,6 +10,7 @@ import os
 import resource
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,24 @@ def test_after_a_resume_repeated_steps_are_left_out(tmp_path: Path) -> None:
     assert [x.get("loss") for x in found] == [None, None, None, 4.0, 5.0]
 
 
+def test_a_long_file_is_read_without_what_is_not_wanted(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    sink = JsonLines(path)
+    for i in range(2_000):
+        more = {"eval_return": float(i)} if i % 100 == 0 else {}
+        sink.write(line(i, **more, **{f"metric {k}": k + i / 7 for k in range(100)}))
+    sink.write(line(1_050, resumed_from=500))
+    sink.close()
+    whole = [{name: x[name] for name in ("time_s", "env_steps", "eval_return") if name in x} for x in read_metrics(path)]
+    assert read_metrics(path, ["eval_return"]) == [*whole[:-1], {**whole[-1], "resumed_from": 500}]
+    tracemalloc.start()
+    found = read_metrics(path, ["eval_return"], having="eval_return")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [x["eval_return"] for x in found[:-1]] == [100.0 * i for i in range(11)] and "resumed_from" in found[-1]
+    assert most < 0.1 * path.stat().st_size
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30))
 def test_steps_never_decrease_after_resumes(tmp_path_factory: pytest.TempPathFactory, plan: list) -> None:
     """Steps rise within a session; a resume starts again from somewhere at or before the end."""
@@ -139,31 +158,76 @@ def test_a_line_that_does_not_fit_on_the_disk_is_dropped_as_a_whole(tmp_path: Pa
     assert scalars(tmp_path)["learner/loss"] == [(1, 1.0), (3, 3.0)]
 
 
-def test_a_sink_that_fails_is_logged_once_and_does_not_disturb_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    class Fails:
-        closed = 0
+def test_an_event_that_does_not_fit_on_the_disk_hides_none_of_the_later_ones(tmp_path: Path) -> None:
+    metrics = Metrics([TensorBoard(tmp_path)])
+    metrics.write(line(1, loss=1.0))
+    (path,) = tmp_path.iterdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    try:
+        metrics.write(line(2, loss=2.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    metrics.write(line(3, loss=3.0))
+    metrics.close()
+    assert scalars(tmp_path)["learner/loss"] == [(1, 1.0), (3, 3.0)]
 
+
+@pytest.mark.parametrize("error", [OSError("full"), RuntimeError("the service has ended")])
+def test_a_sink_that_fails_is_logged_once_and_does_not_disturb_the_others(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
         def write(self, line: dict[str, Any]) -> None:
-            raise OSError("full")
+            raise error
 
         def close(self) -> None:
-            Fails.closed += 1
+            raise error
 
-    class Keeps(Fails):
+    class Keeps:
         def __init__(self) -> None:
             self.lines: list[dict[str, Any]] = []
+            self.closed = False
 
         def write(self, line: dict[str, Any]) -> None:
             self.lines.append(line)
+
+        def close(self) -> None:
+            self.closed = True
 
     keeps = Keeps()
     metrics = Metrics([Fails(), keeps])
     for steps in (1, 2, 3):
         metrics.write(line(steps))
     metrics.close()
-    assert len(keeps.lines) == 3
-    assert caplog.text.count("metrics cannot be written") == 1
-    assert Fails.closed == 2
+    assert len(keeps.lines) == 3 and keeps.closed
+    assert caplog.text.count("metrics cannot be written to Fails") == 1
+
+
+def test_each_sink_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails:
+        def write(self, line: dict[str, Any]) -> None:
+            raise OSError("gone")
+
+        def close(self) -> None:
+            return
+
+    class Fuller(Fails):
+        pass
+
+    Metrics([Fails(), Fuller()]).write(line(1))
+    assert "written to Fails" in caplog.text and "written to Fuller" in caplog.text
+
+
+def test_a_line_that_was_cut_short_is_removed_though_it_is_longer_than_what_is_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "CHUNK", 7)
+    path = tmp_path / "m.jsonl"
+    for text, left in (("", ""), ("x" * 50, ""), ("a\n" + "x" * 50, "a\n"), ("x" * 50 + "\n", "x" * 50 + "\n")):
+        path.write_text(text)
+        JsonLines(path).close()
+        assert path.read_text() == left
 
 
 def test_tensorboard_reads_our_events_and_they_equal_the_json_lines(tmp_path: Path) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from test_plot import written
 
 from veldt.cli import report as command
 from veldt.errors import UserError
 from veldt.watching.page import Section, Table, markdown, web
-from veldt.watching.report import last_error
+from veldt.watching.report import count, last_error
 from veldt.watching.scores import Reference, add, atari57, estimates, game_of, interquartile_mean
 
 PONG, BREAKOUT = "ALE/Pong-v5", "ALE/Breakout-v5"
@@ -148,6 +151,55 @@ def test_runs_that_ended_early_do_not_cut_the_others_off(tmp_path: Path, undrawn
     assert whole.env_steps.tolist() == [500, 1_000] and whole.frame_skip == 4
 
 
+def test_methods_whose_labels_begin_alike_are_curves_of_their_own(
+    tmp_path: Path, undrawn: list[dict[str, list[Any]]]
+) -> None:
+    runs = [trained(tmp_path / str(i), "CartPole-v1", 1, 10.0 * i) for i in range(4)]
+    names = ("algorithm.double", "algorithm.huber", "learner.lr", "store.alpha")
+    for i, run in enumerate(runs):
+        values = yaml.safe_load((run / "config.yaml").read_text())
+        for j, name in enumerate(names):
+            part, _, tail = name.partition(".")
+            values[part][tail] = [not i & 1, bool(i & 1), 1e-3 * (1 + i % 2), 0.1 * (1 + i)][j]
+        (run / "config.yaml").write_text(yaml.safe_dump(values))
+    page = made(tmp_path / "page", runs)
+    (groups,) = undrawn
+    assert len(page.scores) == len(groups) == 4 and all(len(curves) == 1 for curves in groups.values())
+
+
+def test_environments_whose_names_become_the_same_have_images_of_their_own(
+    tmp_path: Path, undrawn: list[dict[str, list[Any]]]
+) -> None:
+    names = ("CartPole-v1", "veldt/Catch-v0", "veldt-Catch-v0")
+    runs = [trained(tmp_path / str(i), "CartPole-v1", 1, 10.0) for i in range(3)]
+    for run, name in zip(runs, names, strict=True):
+        file = run / "config.yaml"
+        file.write_text(file.read_text().replace("env: CartPole-v1", f"env: {name}"))
+    page = made(tmp_path / "page (1)", runs)
+    found = re.findall(r"!\[.*\]\((.*)\)", page.text)
+    assert len(set(found)) == len(undrawn) == 3 and all((tmp_path / unquote(name)).exists() for name in found)
+    assert not any(" " in name or "(" in name for name in found), "Markdown would end the link there"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_recipe_that_is_code_is_reported_without_importing_it(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", PONG, 7, 20.0)
+    file = run / "config.yaml"
+    file.write_text(file.read_text().replace("recipe: dqn", "recipe: nowhere:mine"))
+    (scores,), (row,) = made(tmp_path / "page", [run])[2:]
+    assert scores["method"] == "nowhere:mine" and scores["frames"] == "4,000"
+    assert (row["seed"], row["samples/s"], row["state"]) == ("7", "320", "finished")
+    for text in ("recipe: nowhere:mine\n", "recipe: nowhere:mine\nsteps: many\nseed: 1\n"):
+        file.write_text(text)
+        with pytest.raises(UserError, match="is missing, or not a number"):
+            command.run([str(run), "-o", str(tmp_path / "page")])
+
+
+@pytest.mark.parametrize(("frames", "text"), [(999_499_999, "999 M"), (999_600_000, "1 G"), (22.8e9, "22.8 G"), (9, "9")])
+def test_counts_of_frames(frames: float, text: str) -> None:
+    assert count(frames) == text
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_mistakes_are_said(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", "CartPole-v1", 1, 20.0)
@@ -157,6 +209,9 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
         command.run([])
     with pytest.raises(UserError, match=r"directory of .* does not exist"):
         command.run([str(run), "-o", str(tmp_path / "none" / "page")])
+    for place in (".", "/", ".."):
+        with pytest.raises(UserError, match="is a directory; name the page"):
+            command.run([str(run), "-o", place])
     for text, match in (
         ("[1]", "must hold scores by environment"),
         ("CartPole-v1: {random: many}", "must hold scores by environment"),
@@ -168,6 +223,19 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     (run / "metrics.jsonl").unlink()
     _, _, (scores,), (row,) = made(tmp_path / "page", [run])
     assert scores["runs"] == "0 of 1 (1 unfinished)" and row["frames"] == "-" and "stopped at 0" in row["state"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_settings_that_changed_on_the_way_are_said(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", "CartPole-v1", 1, 20.0)
+    lines = [
+        {"env_steps": 500, "changed": {"learner.lr": [1e-3, 1e-4], "log.every": [1, 2]}},
+        {"env_steps": 600, "changed": {"steps": [600, 1_000]}},
+        {"env_steps": "x", "changed": []},
+    ]
+    (run / "config_history.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    _, _, _, (row,) = made(tmp_path / "page", [run])
+    assert row["state"] == "finished; changed learner.lr at 500 env steps"
 
 
 def test_the_last_error_is_that_of_the_last_start(tmp_path: Path) -> None:

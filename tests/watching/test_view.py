@@ -13,7 +13,7 @@ from rich.console import Console
 
 from veldt.metrics import FACT, RATE, TOTAL, TROUBLE, Declarations, Metric, declared
 from veldt.program import Program
-from veldt.watching.links import amount, format_seconds, links, number, percent, short
+from veldt.watching.links import amount, fill, format_seconds, links, number, percent, short
 from veldt.watching.view import View
 
 SENTENCE = "The learner is the bottleneck: it is busy 97 % of its time; lower store.samples_per_insert (now 8)."
@@ -332,6 +332,10 @@ def test_names_of_metrics_are_shown_as_they_are() -> None:
     console = Console(file=io.StringIO(), width=120, record=True)
     console.print(View("a run", {"a [/b] {c}": 2.0, "d": 3.0}, 0, declarations))
     assert "[red]node" in console.export_text(clear=False) and "a [/b] {c} 2 [x]s; 3" in console.export_text()
+
+
+def test_a_format_does_not_fill_the_ram() -> None:
+    assert fill("{d:2000000000f} {d:,.2f}", {"d": 3.0}) == "3 3.00"
 
 
 def test_a_second_rate_of_a_link_is_beside_the_first() -> None:

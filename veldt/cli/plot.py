@@ -14,9 +14,8 @@ import tyro
 from veldt.bounds import above, check
 from veldt.envs import is_atari
 from veldt.envs.atari import find_protocol
-from veldt.errors import Untrusted, UserError
-from veldt.experiment.directory import MAY_CHANGE, load_config, read_yaml
-from veldt.experiment.settings import flat, flat_dict
+from veldt.errors import UserError
+from veldt.experiment.directory import MAY_CHANGE, read_settings
 from veldt.foreign import printable
 from veldt.watching.plot import Curve, Look, check_image, draw, group
 from veldt.watching.plot_rates import Rates, draw_rates
@@ -82,11 +81,8 @@ def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read
 
 def read_curve(path: Path) -> Curve:
     """The learning curve of a run, with the settings that distinguish it from other runs."""
-    curve, file = Curve.read(path), path / "config.yaml"
-    try:
-        settings = flat(load_config(file))
-    except Untrusted:  # its recipe is code, which a plot needs not
-        settings = flat_dict(read_yaml(file))
-    skip = find_protocol(str(settings["protocol"])).frame_skip if is_atari(str(settings.get("env", ""))) else 1
+    curve, settings = Curve.read(path), read_settings(path / "config.yaml")
+    atari = is_atari(str(settings.get("env", "")))
+    skip = find_protocol(str(settings.get("protocol", ""))).frame_skip if atari else 1
     settings = {name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}}
     return replace(curve, settings=settings, frame_skip=skip)

@@ -6,16 +6,16 @@ Example: veldt report runs/* -o results/pong
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from veldt.envs import is_atari
 from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
-from veldt.experiment.directory import MAY_CHANGE, load_config, read_yaml
-from veldt.experiment.settings import flat
+from veldt.experiment.directory import MAY_CHANGE, read_settings, read_yaml
 from veldt.watching import page, scores
+from veldt.watching.links import number
 from veldt.watching.report import Entry, report
 
 
@@ -41,6 +41,8 @@ def run(argv: list[str]) -> int:
     if args.reference is not None:
         reference = scores.add(reference, read_yaml(args.reference), args.reference)
     out = args.out.with_suffix("") if args.out.suffix in (".md", ".html", ".png") else args.out
+    if out.name in ("", ".."):
+        raise UserError(f"{args.out} is a directory; name the page, for example: -o results")
     if not out.parent.is_dir():
         raise UserError(f"The directory of {args.out} does not exist.")
     sections = report(entries, reference, args.published or args.reference is not None, out)
@@ -55,9 +57,17 @@ def run(argv: list[str]) -> int:
 def read_entry(path: Path) -> Entry:
     if not (path / "config.yaml").exists():
         raise UserError(f"{path} is not a run directory: it has no config.yaml.")
-    config = load_config(path / "config.yaml")
-    settings = {name: x for name, x in flat(config).items() if name not in {"seed", "env", *MAY_CHANGE}}
-    skip, protocol = 1, ""
-    if is_atari(config.env):
-        skip, protocol = find_protocol(config.protocol).frame_skip, config.protocol or "dqn"
-    return Entry(path, settings, config.env, config.seed, config.steps, skip, config.learner.batch, protocol)
+    values = read_settings(path / "config.yaml")
+    env, skip, protocol = str(values.get("env", "")), 1, ""
+    seed, steps, batch = (_count(path, values, name) for name in ("seed", "steps", "learner.batch"))
+    if is_atari(env):
+        protocol = str(values.get("protocol") or "dqn")
+        skip = find_protocol(protocol).frame_skip
+    settings = {name: x for name, x in values.items() if name not in {"seed", "env", *MAY_CHANGE}}
+    return Entry(path, settings, env, seed, max(1, steps), skip, batch, protocol)
+
+
+def _count(path: Path, values: dict[str, Any], name: str) -> int:
+    if (x := number(values, name)) is None or x < 0:
+        raise UserError(f"{path / 'config.yaml'}: {name} is missing, or not a number from 0.")
+    return int(x)

@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
         _show_help(args, prog, description)
     check(args.config)
     if args.config_file is not None:
-        words = {word.partition("=")[0] for word in given}
+        words = {word.partition("=")[0].replace("_", "-") for word in given}
         require_trust(
             args.config_file,
             args.config,

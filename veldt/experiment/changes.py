@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from veldt.errors import UserError
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat
 from veldt.foreign import regular
@@ -82,15 +83,19 @@ def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 def record(directory: Path, env_steps: int, changed: dict[str, tuple[Any, Any]]) -> None:
     line = json.dumps({"env_steps": env_steps, "changed": {name: list(values) for name, values in changed.items()}})
-    with open(directory / FILE, "a", opener=regular) as file:
-        file.write(f"{line}\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(directory / FILE, "a", opener=regular) as file:
+            file.write(f"{line}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{directory / FILE} cannot be written ({error.strerror}).") from None
 
 
 def sentences(changed: dict[str, tuple[Any, Any]], now: Config, env_steps: int) -> list[str]:
     """What is printed of the changes: one line each, and what becomes of the learning rate."""
-    lines = [f"changed: {name} was {old}, and is {new} from here on" for name, (old, new) in changed.items()]
+    shown = {name: [repr(x) if x == "" else x for x in values] for name, values in changed.items()}
+    lines = [f"changed: {name} was {old}, and is {new} from here on" for name, (old, new) in shown.items()]
     learner = now.learner
     if changed.keys() & {"steps", "learner.anneal", "learner.lr"} and (learner.anneal or "learner.anneal" in changed):
         steps, lr, anneal = (

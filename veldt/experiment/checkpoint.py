@@ -170,10 +170,13 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._place(final, state, info)
-            self._point_to(final, "best")
         except (OSError, SafetensorError) as error:
             log.error("the best weights could not be written (%s); training continues", error)
             return False
+        try:
+            self._point_to(final, "best")
+        except OSError as error:  # not every file system has links, and nothing reads this one
+            log.warning("the best weights were written, but not the link to them (%s)", error)
         for path in self._paths("best-"):
             if path != final:
                 shutil.rmtree(path, ignore_errors=True)

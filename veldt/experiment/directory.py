@@ -18,9 +18,9 @@ from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.changes import HOW_IT_RUNS
 from veldt.experiment.config import Config
-from veldt.experiment.settings import flat, override
+from veldt.experiment.settings import flat, flat_dict, override
 from veldt.files import locked
-from veldt.foreign import plain, read_text, regular
+from veldt.foreign import ConfigLoader, plain, read_text, regular
 
 log = logging.getLogger("veldt")
 
@@ -41,15 +41,6 @@ def default_directory(config: Config) -> Path:
         number += 1
         path = Path("runs") / f"{stem}-{number}"
     return path
-
-
-class ConfigLoader(yaml.SafeLoader):
-    """YAML without aliases: a few lines of them are a value too large to print."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "it has an alias")
-        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
@@ -81,6 +72,14 @@ def load_config(path: Path, trust: bool = False, given: Container[str] = ()) -> 
     except (UserError, OverflowError) as error:  # a float that no int can hold
         raise UserError(f"{path}: {error}") from None
     return config
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Settings by dotted name, for plots and reports: those of a recipe that is code as the file has them, unchecked."""
+    try:
+        return flat(load_config(path))
+    except Untrusted:
+        return flat_dict(read_yaml(path))
 
 
 def asks(config: Config) -> dict[str, str]:

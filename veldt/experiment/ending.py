@@ -4,6 +4,7 @@ import logging
 import shlex
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -22,21 +23,22 @@ LANES = 16  # environments of an evaluation, at most
 POLL_S = 0.2
 
 
-def evaluate_weights(config: Config, env: EnvSpec, weights: Tree) -> Evaluation | None:
-    """As the evaluations during training. None: it failed, or an environment hangs; the log says so. Ctrl-C ends it.
+def evaluate_weights(
+    config: Config, env: EnvSpec, weights: Tree, stopping: Callable[[], bool] = lambda: False
+) -> Evaluation | None:
+    """As the evaluations during training. None: it failed, an environment hangs, or `stopping` was true; the log says so.
 
     It is played in a thread, which the caller does not wait for if a step takes longer than `step_timeout`.
     """
     policy = TrainedPolicy(config.algorithm, env, explore=config.eval.epsilon, seed=derive(config.seed, "last"))
     params.restore(policy.net, weights)
     evaluating = _Evaluating(config, policy)
-    try:
-        while evaluating.thread.is_alive() and time.monotonic() - evaluating.alive_at < config.step_timeout:
-            evaluating.thread.join(POLL_S)
-    except KeyboardInterrupt:
-        evaluating.stopping = True
-        log.warning("the last weights were not evaluated: interrupted")
-        return None
+    while evaluating.thread.is_alive() and time.monotonic() - evaluating.alive_at < config.step_timeout:
+        if stopping():
+            evaluating.stopping = True
+            log.warning("the last weights were not evaluated: interrupted")
+            return None
+        evaluating.thread.join(POLL_S)
     if evaluating.thread.is_alive():
         evaluating.stopping = True
         log.warning("the last weights were not evaluated: a step of %s took more than step_timeout", config.env)
@@ -87,7 +89,7 @@ class Summary:
         early = f"Stopped early: {self.stopped_by}. " if self.stopped_by else ""
         out = [f"{early}{done:,} env steps in {format_seconds(self.line.get('time_s'))}{rates}."]
         out += [text for text in (self._last(), self._best()) if text]
-        load = f'veldt.load("{self.path}"{", trust=True" if self.trust else ""})'
+        load = f"veldt.load({self.path!r}{', trust=True' if self.trust else ''})"
         return [*out, f"The policy in Python: {load}; its curve: veldt plot {shlex.quote(self.path)}"]
 
     def _rates(self) -> str:

@@ -38,7 +38,7 @@ from veldt.machine import find_device
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
 from veldt.seeds import derive
-from veldt.watching.sinks import Point, evaluations, read_metrics
+from veldt.watching.sinks import EVALUATION, Point, evaluations, read_metrics
 
 SMALLEST = 320  # pixels of a video; smaller frames are enlarged
 FPS = 10  # of environments that do not say: a game on a grid can be followed at this speed
@@ -80,7 +80,7 @@ class Run:
     @property
     def evaluations(self) -> list[Point]:
         """The learning curve: the evaluations during training."""
-        return evaluations(self.metrics)
+        return evaluations(read_metrics(self.path / "metrics.jsonl", EVALUATION, having="eval_return"))
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", self.config.checkpoint.keep, self.config.checkpoint.store)

@@ -67,6 +67,7 @@ class Session:
         self.config, self.path, self.quiet, self.may_change = config, path, quiet, may_change
         self.ending = Ending(callbacks or Callbacks(), config.stop_return, config.stop_after)
         self.interrupted = 0  # signal number
+        self.late: list[int] = []  # signals after training, during the last evaluation
         self.nodes: Nodes | None = None  # while they run
         self.begun = self.training = False
         self.updates = 0  # of the whole run, once it has ended
@@ -86,25 +87,29 @@ class Session:
             self.screen = Screen(f"{config.recipe} on {config.env}", config.steps, self.quiet, prepared.declarations)
             try:
                 self._start(prepared, checkpoints, checkpoints.load())
+            except Interrupted:
+                self.screen.say("Stopped before training began; there is nothing new to save.")
+                raise
             except Exception:
                 log.info("stopped by an error", exc_info=True)  # in the log file; the caller shows it
                 raise
             finally:
                 self.screen.close()
-        if self.interrupted:
-            raise Interrupted(self.interrupted, self.path)
+        if number := self.interrupted or (self.late and self.late[0]):
+            raise Interrupted(number, self.path)
 
     def _start(self, prepared: Prepared, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:
         config, number = self.config, checkpoint.number if checkpoint else 0
         if checkpoint is not None and (saved := saved_spec.read(self.path)):
             saved_spec.check_fits(saved, prepared.env, self.path)
         self._introduce(prepared, checkpoint)
+        services = trackers(self.path, as_plain(config))  # before anything is written: they may be missing
+        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path, flat(config)), self.screen]
+        lines = Metrics([*sinks, *services])
         self._note_changes(int(checkpoint.manifest["env_steps"]) if checkpoint else 0)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         saved_spec.write(self.path, prepared.env)
         metrics.save(prepared.declarations, self.path)
-        sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path, flat(config)), self.screen]
-        lines = Metrics([*sinks, *trackers(self.path, as_plain(config))])
         self.progress = Progress(prepared, lines)
         self.saving = Saving(checkpoints, config.checkpoint.every, self.progress.clocks, self._note_checkpoint)
         self.best, self.known = Best(checkpoints, prepared.net), prepared.program.nodes.keys()
@@ -180,7 +185,8 @@ class Session:
         if checkpoint is None or len(checkpoint.manifest["weights"]) != 1:
             return
         weights, manifest = checkpoint.weights(), checkpoint.manifest
-        self.last = evaluate_weights(self.config, prepared.env, weights)
+        with interruptible(self.late.append, "" if self.quiet else "Stopping without a last evaluation"):
+            self.last = evaluate_weights(self.config, prepared.env, weights, lambda: bool(self.late))
         if self.last is not None:
             steps = int(manifest["env_steps"]), int(manifest["learner_steps"])
             line = self.progress.add_evaluation(self.last, *steps)
@@ -262,9 +268,10 @@ class Session:
             more = self._command("resume", steps=2 * self.config.steps)
             say(f"This run was finished before. Evaluate with: {self._command('eval')}; continue with: {more}")
         elif not self.updates and "learner" in prepared.program.nodes:
-            sentence = f"The run ended without an update: {why_no_update(self.config, self.progress.latest)}."
+            why = self.stopped_by or why_no_update(self.config, self.progress.latest)
+            sentence = f"The run ended without an update: {why}."
             log.info(sentence)
-            more = self._command("resume", steps=10 * self.config.steps)
+            more = self._command("resume", **({} if self.stopped_by else {"steps": 10 * self.config.steps}))
             say(f"{sentence} Nothing was learned. Continue with: {more}")
         else:
             if self.progress.standstill.seconds:

@@ -47,7 +47,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml, require_trust
 from veldt.experiment.prepare import check_device
 from veldt.experiment.settings import check, refuse_without_effect
-from veldt.foreign import named
+from veldt.foreign import YamlLoader, named
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -126,7 +126,7 @@ def slug(name: str) -> str:
     return short
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(YamlLoader):
     """YAML in which a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

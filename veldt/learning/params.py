@@ -144,7 +144,7 @@ def export(net: nn.Module) -> dict[str, Array]:
 
 
 def restore(net: nn.Module, state: dict[str, Any]) -> None:
-    """Loads exported weights, in place."""
+    """Loads exported weights, in place. A module with buffers that are not exported has a `derive` that sets them."""
     ours = net.state_dict()
     wrong = [name for name, x in ours.items() if name not in state or np.shape(state[name]) != tuple(x.shape)]
     if wrong:
@@ -152,6 +152,10 @@ def restore(net: nn.Module, state: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in ours.items():
             tensor.copy_(torch.from_numpy(np.asarray(state[name])))
+    for module in net.modules():
+        derive = getattr(module, "derive", None)
+        if callable(derive):
+            derive()
 
 
 def under(prefix: str, state: dict[str, Any]) -> dict[str, Any]:

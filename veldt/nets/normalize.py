@@ -69,8 +69,10 @@ class Moderate(RunningNorm):
         narrow = (half > 0) & (half < NARROW)
         center = torch.from_numpy(np.where(narrow, high, 0) / 2 + np.where(narrow, low, 0) / 2).float()
         factor = torch.from_numpy(1 / np.where(narrow, half, 1)).float()
-        for name, x in {"center": center, "factor": factor, "origin": center, "scale": factor}.items():
-            self.register_buffer(name, x.clone())
+        for name, x in {"center": center, "factor": factor}.items():
+            self.register_buffer(name, x)
+        for name, x in {"origin": center, "scale": factor}.items():  # published, but not saved: they follow from the others
+            self.register_buffer(name, x.clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled():
@@ -80,5 +82,10 @@ class Moderate(RunningNorm):
     @torch.no_grad()
     def add(self, x: Tensor) -> None:
         super().add((x - self.center) * self.factor)
+        self.derive()
+
+    @torch.no_grad()
+    def derive(self) -> None:
+        """Sets what follows from the statistics; `params.restore` calls it."""
         self.origin.copy_(self.center + (self.mean - self.mean.clamp(-LARGE, LARGE)) / self.factor)
         self.scale.copy_(self.factor * (LARGE / self.variance.sqrt().clamp_min(LARGE)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from veldt.foreign import regular
-from veldt.watching.sinks import grouped
+from veldt.watching.sinks import append_whole, grouped
 
 LARGEST = 3.4e38  # of the numbers that a float32 can hold
 
@@ -44,7 +44,7 @@ class TensorBoard:
     def _event(self, body: bytes) -> None:
         body = b"\x09" + struct.pack("<d", time.time()) + body
         length = struct.pack("<Q", len(body))
-        self._file.write(length + _masked_crc(length) + body + _masked_crc(body))
+        append_whole(self._file.fileno(), length + _masked_crc(length) + body + _masked_crc(body))
 
     def close(self) -> None:
         self._file.close()

@@ -16,6 +16,7 @@ from veldt.machine import format_bytes
 from veldt.metrics import BUSY, CHAIN, MORE, PACKAGE, RATE, WAITS, Declarations, Metric
 
 Line = Mapping[str, Any]  # of metrics.jsonl
+WIDE = re.compile(r"\d{4}")  # a format that would fill the RAM with spaces
 LARGEST = 1e300  # a number from here on is as good as infinite
 FIELD = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # {name} or {name:format}
 OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
@@ -123,6 +124,8 @@ def fill(text: str, line: Line, declarations: Declarations = PACKAGE) -> str:
         if x is None:
             return "-"
         if form == "n":
+            return plain(x)
+        if form and WIDE.search(form):
             return plain(x)
         try:
             return format(x, form) if form else amount(x, declarations[name].unit)

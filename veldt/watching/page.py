@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from veldt.errors import UserError
 
@@ -60,7 +61,7 @@ def markdown(title: str, sections: Sequence[Section], command: str) -> str:
         if section.items:
             parts.append("\n".join(f"- {_plain(item)}" for item in section.items))
         for name, file in section.images.items():
-            parts += [f"### {_plain(name)}", f"![{_plain(name)}]({file.name.replace(' ', '%20')})"]
+            parts += [f"### {_plain(name)}", f"![{_plain(name)}]({quote(file.name)})"]
     return "\n\n".join(parts) + "\n"
 
 

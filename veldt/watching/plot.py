@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -11,13 +12,14 @@ import numpy as np
 from veldt.errors import UserError
 from veldt.records.tree import Array
 from veldt.watching.links import number
-from veldt.watching.sinks import Point, evaluations, read_metrics
+from veldt.watching.sinks import EVALUATION, Point, evaluations, read_metrics
 
 
-def read_lines(run: Path) -> list[dict[str, Any]]:
+def read_lines(run: Path, names: Collection[str] | None = None, having: str = "") -> list[dict[str, Any]]:
+    """As `read_metrics`."""
     if not (run / "metrics.jsonl").exists():
         raise UserError(f"{run} is not a run directory: it has no metrics.jsonl.")
-    return read_metrics(run / "metrics.jsonl")
+    return read_metrics(run / "metrics.jsonl", names, having)
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,17 @@ class Curve:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Without its settings."""
-        return cls.of(read_lines(path), path)
+        lines = read_lines(path, EVALUATION, having="eval_return")
+        return cls.of(lines if evaluations(lines) else read_lines(path, ("train_return", "learner_steps")), path)
 
     @classmethod
     def of(cls, lines: list[dict[str, Any]], path: Path = Path()) -> Self:
         greedy, explored = evaluations(lines), [line for line in lines if number(line, "train_return") is not None]
         # Exploring episodes if there are no evaluations.
         points = greedy or [
-            Point(line["env_steps"], line["time_s"], line["train_return"], line.get("learner_steps", math.nan))
+            Point(line["env_steps"], line["time_s"], line["train_return"], math.nan if updates is None else updates)
             for line in explored
+            for updates in [number(line, "learner_steps")]
         ]
         if not points:
             raise UserError(f"{path} has no returns yet; train it for longer.")

@@ -46,8 +46,8 @@ class Rates:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        lines = [line for line in read_lines(path) if number(line, "time_s") is not None]
         keys = [key for panel in PANELS for key in (*panel.series, *(panel.limit or ())[:1])]
+        lines = read_lines(path, keys)
         values = {key: _column(lines, key) for key in keys}
         known = {key: x for key, x in values.items() if np.isfinite(x).any()}
         if not any(key in known for panel in PANELS for key in panel.series):

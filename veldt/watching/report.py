@@ -8,7 +8,7 @@ import statistics
 import string
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +22,12 @@ from veldt.watching.links import format_seconds, number, percent
 from veldt.watching.page import Section, Table
 from veldt.watching.plot import Curve, Look, draw
 from veldt.watching.scores import LEVEL, RESAMPLES, STATISTICS, Estimate, Reference, estimates, game_of
-from veldt.watching.sinks import Point, evaluations, read_metrics
+from veldt.watching.sinks import EVALUATION, Point, evaluations, parse, read_metrics
 from veldt.watching.top import holder
 
 EARLY = 0.9  # of its steps: a run that ended before has a curve of its own
+READ = {*EVALUATION, "cores", "processor", "gpus", "gpu_total"}  # of the metrics of a run
+READ |= {"lag_updates", "replay_ratio", "store_bytes", "store_items"}
 LONGEST, LONGEST_LABEL = 120, 60  # characters of an error, and of a method in an image
 
 
@@ -45,7 +47,7 @@ class Entry:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         file = self.path / "metrics.jsonl"
-        return read_metrics(file) if file.exists() else []
+        return read_metrics(file, READ) if file.exists() else []
 
     @cached_property
     def points(self) -> list[Point]:
@@ -73,6 +75,20 @@ class Entry:
         return next((x for line in reversed(self.lines) if (x := number(line, name)) is not None), None)
 
     def state(self) -> str:
+        changes = [f"changed {', '.join(names)} at {count(steps)} env steps" for steps, names in self.changes()]
+        return "; ".join([self._state(), *changes])
+
+    def changes(self) -> list[tuple[float, list[str]]]:
+        """Settings of the method that a resume changed, and the env steps at which it did: the page has the last values."""
+        try:
+            lines = list(parse(read_text(self.path / "config_history.jsonl").encode().split(b"\n")))
+        except (OSError, ValueError):
+            return []
+        told = [(number(line, "env_steps"), line.get("changed")) for line in lines]
+        known = [(at, [x for x in names if x in self.settings]) for at, names in told if at and isinstance(names, dict)]
+        return [(at, names) for at, names in known if names]
+
+    def _state(self) -> str:
         if holder(self.path):
             return f"running, {percent(self.done / self.steps)}"
         if self.finished:
@@ -116,7 +132,8 @@ def methods(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
         families[str(entry.settings.get("recipe")), "ALE/" if entry.atari else entry.env].append(entry)
     out: dict[str, list[Entry]] = defaultdict(list)
     for (recipe, _), family in families.items():
-        differ = [name for name in family[0].settings if len({str(entry.settings.get(name)) for entry in family}) > 1]
+        names = dict.fromkeys(name for entry in family for name in entry.settings)
+        differ = [name for name in names if len({str(entry.settings.get(name)) for entry in family}) > 1]
         for entry in family:
             out[" ".join([recipe, *(f"{name} {entry.settings.get(name)}" for name in differ)])].append(entry)
     return out
@@ -229,7 +246,8 @@ def _estimate(x: Estimate, form: Any) -> str:
 
 def curves(found: dict[str, list[Entry]], out: Path) -> dict[str, Path]:
     """An image for each environment, beside `out`."""
-    images = {}
+    images: dict[str, Path] = {}
+    labels = _short(found)
     envs = sorted({entry.env for entries in found.values() for entry in entries if entry.points})
     for env in envs:
         groups: dict[str, list[Curve]] = defaultdict(list)
@@ -239,12 +257,20 @@ def curves(found: dict[str, list[Entry]], out: Path) -> dict[str, Path]:
                 steps, seconds, returns, updates = np.array(entry.points, float).T
                 early = steps[-1] < EARLY * max(other.points[-1].env_steps for other in there)
                 curve = Curve({}, steps, seconds, updates, returns, True, entry.frames_per_step)
-                short = textwrap.shorten(label, LONGEST_LABEL, placeholder=" ...")
-                groups[f"{short} (ended early)" if early else short].append(curve)
+                groups[f"{labels[label]} (ended early)" if early else labels[label]].append(curve)
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in game_of(env))
         images[env] = out.with_name(f"{out.name}.png" if len(envs) == 1 else f"{out.name}-{name}.png")
+        if list(images.values()).count(images[env]) > 1:  # another environment's name becomes the same
+            images[env] = out.with_name(f"{out.name}-{name}-{len(images)}.png")
         draw(dict(groups), images[env], Look(steps="frames" if env.startswith("ALE/") else "steps"))
     return images
+
+
+def _short(labels: Iterable[str]) -> dict[str, str]:
+    """Labels for an image; a method that would have the label of another keeps all of its own."""
+    short = {label: textwrap.shorten(label, LONGEST_LABEL, placeholder=" ...") for label in labels}
+    found = list(short.values())
+    return {label: x if found.count(x) == 1 else textwrap.fill(label, LONGEST_LABEL) for label, x in short.items()}
 
 
 # What it took.
@@ -309,7 +335,8 @@ def figure(x: float) -> str:
 
 def count(x: float) -> str:
     """Of frames or steps."""
-    for size, unit in ((1e9, "G"), (1e6, "M")):
-        if x >= size:
-            return f"{x / size:.3g} {unit}"
+    if x >= 999.5e6:  # what would be rounded to 1000 M
+        return f"{x / 1e9:.3g} G"
+    if x >= 1e6:
+        return f"{x / 1e6:.3g} M"
     return f"{x:,.0f}"

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +20,7 @@ from veldt.foreign import plain, regular
 from veldt.watching.links import number
 
 log = logging.getLogger("veldt")
+CHUNK = 1 << 20  # bytes that are read at a time
 
 
 class Sink(Protocol):
@@ -35,45 +36,70 @@ class JsonLines:
             self._handle = regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}).") from None
-        with open(self._handle, "rb", closefd=False) as file:
-            os.ftruncate(self._handle, file.read().rfind(b"\n") + 1)
+        os.ftruncate(self._handle, _end_of_lines(self._handle))
 
     def write(self, line: dict[str, Any]) -> None:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
-        data = (json.dumps(finite) + "\n").encode()
-        size = os.fstat(self._handle).st_size
-        if os.write(self._handle, data) < len(data):  # the disk is full: write no half line
-            os.ftruncate(self._handle, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_whole(self._handle, (json.dumps(finite) + "\n").encode())
 
     def close(self) -> None:
         os.close(self._handle)
 
 
-def parse(data: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file that are whole."""
-    for text in data.split(b"\n"):
+def append_whole(handle: int, data: bytes) -> None:
+    """Appends all of the data, or raises an OSError and appends nothing: what follows half a record could not be read."""
+    size = os.fstat(handle).st_size
+    if os.write(handle, data) < len(data):  # the disk is full
+        os.ftruncate(handle, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _end_of_lines(handle: int) -> int:
+    """The byte after the last line break; the file of a long run does not fit in RAM."""
+    with open(handle, "rb", closefd=False) as file:
+        stop = file.seek(0, os.SEEK_END)
+        while stop:
+            start = max(0, stop - CHUNK)
+            file.seek(start)
+            if found := file.read(stop - start).rfind(b"\n") + 1:
+                return start + found
+            stop = start
+    return 0
+
+
+def parse(texts: Iterable[bytes], names: Container[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file that are whole; of each these metrics, or all."""
+    for text in texts:
         with contextlib.suppress(ValueError, RecursionError):
-            line = plain(json.loads(text))
+            line = json.loads(text)
             if isinstance(line, dict):
-                yield line
+                yield plain(line if names is None else {name: x for name, x in line.items() if name in names})
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, without those after a checkpoint that the run was resumed from."""
+def read_metrics(path: Path, names: Collection[str] | None = None, having: str = "") -> list[dict[str, Any]]:
+    """The lines of a metrics file, without those after a checkpoint that the run was resumed from.
+
+    The file of a long run has a million lines, and all of their metrics would fill the RAM: `names` are those that are
+    wanted beside the time and the env steps; `having` leaves out lines without this one.
+    """
+    wanted = None if names is None else {*names, "time_s", "env_steps", "resumed_from"}
+    lines: list[dict[str, Any]] = []
     try:
         with open(path, "rb", opener=regular) as file:
-            data = file.read()
+            for line in parse(_having(file, having), wanted):
+                if any(number(line, name) is None for name in ("time_s", "env_steps")):  # every line has them
+                    continue
+                if "resumed_from" in line:
+                    lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
+                lines.append(line)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
-    lines: list[dict[str, Any]] = []
-    for line in parse(data):
-        if any(number(line, name) is None for name in ("time_s", "env_steps")):  # every line has them
-            continue
-        if "resumed_from" in line:
-            lines = [old for old in lines if old["env_steps"] <= line["env_steps"]]
-        lines.append(line)
     return lines
+
+
+def _having(texts: Iterable[bytes], name: str) -> Iterable[bytes]:
+    key = f'"{name}"'.encode()
+    return (text for text in texts if key in text or b'"resumed_from"' in text) if name else texts
 
 
 class Point(NamedTuple):
@@ -83,6 +109,9 @@ class Point(NamedTuple):
     time_s: float
     mean_return: float
     learner_steps: float = math.nan  # NaN: unknown
+
+
+EVALUATION = ("eval_return", "eval_env_steps", "eval_time_s", "eval_learner_steps", "learner_steps")  # what a point needs
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
@@ -126,22 +155,34 @@ def group_of(name: str) -> str:
 
 
 class Metrics:
+    """All sinks. One that fails, with whatever error, is logged once; it ends neither the run nor the other sinks."""
+
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
-        self._failed = False
+        self._failed: set[int] = set()  # places of sinks
 
     def write(self, line: dict[str, Any]) -> None:
-        for sink in self.sinks:
+        for i, sink in enumerate(self.sinks):
             try:
                 sink.write(line)
-            except OSError as error:
-                if not self._failed:
-                    log.error("metrics cannot be written (%s); training continues without them", error)
-                self._failed = True
+            except Exception as error:
+                self._note(i, error)
 
     def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
+        for i, sink in enumerate(self.sinks):
+            try:
+                sink.close()
+            except Exception as error:
+                self._note(i, error)
+
+    def _note(self, i: int, error: Exception) -> None:
+        if i not in self._failed:
+            name, known = type(self.sinks[i]).__name__, isinstance(error, OSError)  # a full disk, no network
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            log.error(
+                "metrics cannot be written to %s (%s); training continues without them", name, why, exc_info=not known
+            )
+        self._failed.add(i)
 
 
 class SafeFileHandler(logging.FileHandler):

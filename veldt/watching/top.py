@@ -23,7 +23,7 @@ from rich.text import Text
 
 from veldt import metrics
 from veldt.errors import UserError
-from veldt.foreign import plain, read_text, regular
+from veldt.foreign import ConfigLoader, plain, read_text, regular
 from veldt.machine import format_bytes
 from veldt.watching.links import number, percent, short
 from veldt.watching.sinks import parse
@@ -115,7 +115,7 @@ class Tail:
         stop = data.rfind(b"\n") + 1  # the first and the last line may be incomplete
         if stop:
             self._at = start + stop
-        for line in parse(data[:stop]):
+        for line in parse(data[:stop].split(b"\n")):
             if "resumed_from" in line:  # the lines before may be of steps that were repeated
                 self.latest = {}
             self.latest |= {key: x for key, x in line.items() if x is not None}
@@ -198,7 +198,7 @@ class Watched:
     def look(self) -> Look:
         pid = holder(self.path)  # first: a run that has ended has written its last line before
         age, line = self._tail.read(), dict(self._tail.latest)
-        config = read_mapping(self.path / "config.yaml", yaml.safe_load)
+        config = read_mapping(self.path / "config.yaml", lambda text: ConfigLoader(text).get_single_data())
         table = read_mapping(self.path / "processes.json", json.loads)  # is there while a run in processes is running
         processes = list(self._processes(table, pid)) if pid else []
         return Look(self.path, config, line, pid, processes, age, bool(table) and not pid, metrics.load(self.path))
@@ -224,7 +224,7 @@ class Watched:
                     cpu, memory, threads = process.cpu_percent() / 100, process.memory_info().rss, process.num_threads()
                     yield Process(name, pid, str(process.status()), cpu, memory, threads, restarts)
                 self._known[pid] = process
-            except psutil.Error:
+            except (psutil.Error, ValueError, OverflowError):  # the file may hold any number
                 yield Process(name, pid, "gone", restarts=restarts)
 
 
