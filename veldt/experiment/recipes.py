@@ -107,7 +107,8 @@ def dqn(env: str) -> Config:
         config,
         steps=usual_steps(env),
         algorithm=DQN(n=3, double=True, normalize_obs=True),
-        actor=ActorConfig(hold=32),
+        # Held random actions end episodes early; most must be whole, or what lies far from the start is forgotten.
+        actor=ActorConfig(hold=32, epsilon_end=0.01),
         store=StoreConfig(capacity="100_000", samples_per_insert=16.0),
         learner=learner,
         eval=EvalConfig(max_length=10_000),
