@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.learning import params
 from veldt.learning.params import LatestParams
+from veldt.records.adapter import Adapter
 from veldt.records.step import EnvSpec
 from veldt.records.tree import spec
 
@@ -114,6 +117,47 @@ def test_values_of_continuous_actions() -> None:
     own, _ = policy(obs)
     assert policy.q(obs, action=own) == pytest.approx(policy.value(obs), rel=1e-5) == policy.q(obs)
     assert policy.q(obs, action=-own) != policy.value(obs)
+
+
+NESTED = {
+    "dqn": (DQN(**SMALL), spaces.Dict({"a": spaces.Discrete(3, start=5), "b": spaces.Box(-1, 1, (2,), np.int32)})),
+    "impala": (VTraceActorCritic(**SMALL), spaces.Tuple([spaces.MultiBinary((2, 2)), spaces.Discrete(2, start=-1)])),
+    "dpg": (
+        DPG(critic=(8,), actor=(8,)),
+        spaces.Tuple([spaces.Box(-2, 0, (), np.float32), spaces.Box(0, 9, (2,), np.float64)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_one_observation_gets_one_action_of_any_space(kind: str) -> None:
+    algorithm, taken = NESTED[kind]
+    adapter = Adapter(spaces.Box(-1, 1, (2,)), taken, "e", combine=algorithm.one_choice)
+    policy, obs = trained(algorithm, EnvSpec.of("e", adapter)), np.array([0.3, -0.8], np.float32)
+    (one, _), (many, _) = policy(obs), policy([obs, obs])
+    assert taken.contains(one), one
+    first = {key: x[0] for key, x in many.items()} if isinstance(many, dict) else tuple(x[0] for x in many)
+    np.testing.assert_allclose(adapter.recorded(one), adapter.recorded(first), rtol=1e-5)
+    if kind == "impala":
+        return
+    assert policy.q(obs, action=one) == pytest.approx(policy.value(obs), rel=1e-4)
+    np.testing.assert_allclose(policy.q([obs, obs], action=many), policy.value([obs, obs]), rtol=1e-4)
+
+
+def test_an_action_that_is_none_has_no_value() -> None:
+    policy, obs = trained(KINDS["dqn"][0], cartpole()), np.full(4, 0.3)
+    for wrong in (2, -1, [0, 1], "left"):
+        with pytest.raises(UserError, match=r"no 1 actions of Discrete\(2\)"):
+            policy.q(obs, action=wrong)
+
+
+@pytest.mark.parametrize("observation", [spaces.Box(-1, 1, ()), spaces.Dict({"a": spaces.Box(-1, 1, ())})], ids=str)
+def test_dpg_sees_and_takes_numbers_without_an_axis(observation: spaces.Space[Any]) -> None:
+    env = EnvSpec.of("e", Adapter(observation, spaces.Box(-1, 1, (), np.float32), "e"))
+    policy, obs = trained(KINDS["dpg"][0], env), observation.sample()
+    action, _ = policy(obs)
+    assert np.shape(action) == ()
+    assert policy.q(obs, action=action) == pytest.approx(policy.value(obs), rel=1e-5)
 
 
 def test_predict_follows_stable_baselines() -> None:

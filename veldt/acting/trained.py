@@ -15,6 +15,7 @@ from gymnasium import spaces
 from veldt.acting.actor import Policy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.errors import UserError
+from veldt.records.checks import ActionCheck
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -70,8 +71,8 @@ class TrainedPolicy(Policy):
         """
         step, single = self._record(obs, state, first, reward)
         out, after = self._act(step, state, self.explore if explore is None else explore)
-        action = self._to_env(out["action"])
-        return (action[0] if single else action), (after if self.keeps_state else None)
+        action = self._to_env(out["action"][0] if single else out["action"])
+        return action, (after if self.keeps_state else None)
 
     def predict(
         self, observation: Any, state: State | None = None, episode_start: Any = None, deterministic: bool = True
@@ -124,8 +125,7 @@ class TrainedPolicy(Policy):
         _, tensors, before = self._rows(step, state)
         taken = None
         if action is not None:
-            given = np.asarray(action, self.env.action.dtype).reshape(len(step["first"]), *self.env.action.shape)
-            taken = torch.from_numpy(given - _start(self.env.action_space)).to(self.device)
+            taken = torch.from_numpy(self._recorded(action, len(step["first"]))).to(self.device)
         values = self.algorithm.values(self.net, tensors, before, taken)
         if name not in values:
             known = f"; it has {', '.join(values)}" if values else ""
@@ -178,6 +178,22 @@ class TrainedPolicy(Policy):
         if kept not in (0, n):
             raise UserError(f"The state is that of {kept} environments, but there are {n} observations.")
         return step, single
+
+    def _recorded(self, action: Any, n: int) -> Array:
+        """The actions of the user, as the network takes them."""
+        env = self.env
+        try:
+            if env.adapter is not None:
+                found = env.adapter.recorded(action, n)
+            else:
+                found = np.asarray(action, env.action.dtype).reshape(n, *env.action.shape) - _start(env.action_space)
+            wrong = ActionCheck(env)({"action": found})
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            wrong = str(error)
+        if wrong:
+            taken = env.action_space if env.adapter is None else env.adapter.taken
+            raise UserError(f"These are no {n} actions of {taken}: {wrong}.")
+        return found
 
     def _to_env(self, action: Array) -> Any:
         if self.env.adapter is not None:
