@@ -358,7 +358,9 @@ TEXTS = st.sampled_from(["1e-3", "*.png", "&a", "a & b", "1:30", "no", "=", "nul
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.recursive(
-        SCALARS | TEXTS, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2), max_leaves=5
+        SCALARS | TEXTS,
+        lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2),
+        max_leaves=5,
     )
 )
 def test_arguments_become_texts_and_are_read_back(value: Any) -> None:

@@ -325,7 +325,8 @@ def _bounds(env: EnvSpec, name: str, stack: int) -> list[Array]:
     if column is None:
         low, high = np.float64(-np.inf), np.float64(np.inf)
     else:
-        low, high = getattr(column.space, "low"), getattr(column.space, "high")
+        box: Any = column.space
+        low, high = box.low, box.high
         if column.shrink is not None:  # each element is a mean of many
             low, high = low.min(), high.max()
     return [np.tile(np.broadcast_to(end.ravel(), size), stack) for end in (low, high)]
