@@ -210,6 +210,23 @@ def test_what_is_no_observation_is_refused() -> None:
         policy(np.zeros((2, 4)), state)
 
 
+def test_observations_are_clipped_where_they_were_in_training() -> None:
+    space = spaces.Dict({"at": spaces.Box(-1, 1, (2,)), "eye": spaces.Box(0, 9, (1,), np.uint16)})
+    policy = trained(DQN(**SMALL), EnvSpec.of("e", Adapter(space, spaces.Discrete(3), "e")))
+    far, near = ({"at": [x, 0.5], "eye": [y]} for x, y in ((7.0, 60_000), (1.0, 9)))
+    assert policy.q(far).tolist() != policy.q(near).tolist()
+    policy.clip = True
+    assert policy.q(far).tolist() == policy.q(near).tolist()
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 65_536])
+def test_a_number_that_is_no_choice_is_no_observation(wrong: int) -> None:
+    policy = trained(DQN(**SMALL), EnvSpec.of("e", Adapter(spaces.Discrete(3), spaces.Discrete(2), "e")))
+    assert policy(2)[0] in (0, 1)
+    with pytest.raises(UserError, match=r"no observation of e: obs is none of the choices of Discrete\(3\)"):
+        policy(wrong)
+
+
 def test_every_recipe_can_say_how_much_it_explores() -> None:
     amounts = {name: recipes.make(name).actor.explore(0, 1, 1) for name in recipes.RECIPES}
     found = {name: float(x(60_000) if callable(x) else x[0]) for name, x in amounts.items()}

@@ -48,6 +48,7 @@ class TrainedPolicy(Policy):
     explore: float = 0.0
     trained_explore: float = 0.0  # of an actor at the end of training
     seed: int = 0
+    clip: bool = False  # observations outside their space are clipped, as they were in training
     rng: np.random.Generator = field(init=False)
 
     due = math.inf
@@ -154,7 +155,7 @@ class TrainedPolicy(Policy):
 
     def _record(self, obs: Any, state: State | None, first: Any, reward: Any) -> tuple[Tree, bool]:
         """The step record of observations from the user, and whether it was a single one."""
-        columns = _columns(self.env, obs)
+        columns = _columns(self.env, obs, self.clip)
         shapes = {name: c.shape for name, c in self.env.observation.items()}
         single = all(x.shape == shapes[name] for name, x in columns.items())
         if single:
@@ -209,7 +210,7 @@ def _start(space: spaces.Space[Any]) -> Any:
     return space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
 
 
-def _columns(env: EnvSpec, obs: Any) -> Tree:
+def _columns(env: EnvSpec, obs: Any, clip: bool) -> Tree:
     """The columns of an observation in the environment's own format."""
     if env.adapter is not None:
         keys = [str(key) for key in getattr(env.adapter.observation_space, "spaces", ())]
@@ -224,7 +225,7 @@ def _columns(env: EnvSpec, obs: Any) -> Tree:
         raise UserError(f"The observation of {env.name} is an array, not a dict of {', '.join(map(str, obs))}.")
     try:
         if env.adapter is not None:
-            return env.adapter.observation(obs)
+            return env.adapter.observation(obs, clip)
         parts = {name: obs[name.removeprefix("obs/")] if keys else obs for name in env.observation}
         return {name: np.asarray(x, env.observation[name].dtype) for name, x in parts.items()}
     except (TypeError, ValueError, IndexError, KeyError) as error:

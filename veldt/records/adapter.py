@@ -71,6 +71,10 @@ class Column:
         x: Array = np.asarray(obs, self.raw)
         return x - self.start if self.sizes else x
 
+    def clipped(self, x: Array) -> Array:
+        """What was read, within the bounds of a Box."""
+        return np.clip(x, self.space.low, self.space.high).astype(x.dtype) if isinstance(self.space, spaces.Box) else x
+
     def encode(self, x: Array) -> Array:
         """What was read, as it is recorded."""
         if self.sizes:
@@ -125,8 +129,14 @@ class Adapter:
     def categories(self) -> dict[str, tuple[int, ...]]:
         return {name: column.sizes for name, column in self.columns.items() if column.sizes}
 
-    def observation(self, obs: Any) -> Tree:
-        return {name: column.encode(column.read(obs)) for name, column in self.columns.items()}
+    def observation(self, obs: Any, clip: bool = False) -> Tree:
+        """`clip`: what is outside its space is clipped. A number that is no choice is a ValueError."""
+        read = {name: column.read(obs) for name, column in self.columns.items()}
+        for name, sizes in self.categories.items():
+            x, column = read[name], self.columns[name]
+            if (x < 0).any() or (x >= np.reshape(sizes, column.shape)).any():
+                raise ValueError(f"{name} is none of the choices of {column.space}")
+        return {name: self.columns[name].encode(self.columns[name].clipped(x) if clip else x) for name, x in read.items()}
 
     def action(self, action: Array) -> Any:
         space = self._simple
