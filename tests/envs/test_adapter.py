@@ -160,6 +160,15 @@ def test_nested_actions_are_put_together_again() -> None:
     assert found["a"] == 3 and found["b"][0].tolist() == [1, 0] and found["b"][1] == 1
 
 
+def test_a_box_without_an_axis_arrives_as_an_array_however_deep() -> None:
+    space = spaces.Dict({"a": spaces.Tuple([spaces.Box(-1, 1, ())]), "b": spaces.Box(0, 1, (2,))})
+    envs = make_env(lambda: Any_(BOX, space), 2)
+    envs.reset(0)
+    envs.step(np.zeros((2, 3), np.float32))  # it asserts that its space contains the action, which warns of scalars
+    assert isinstance(envs.env, SyncVectorEnv)
+    assert isinstance(envs.env.envs[0].unwrapped.actions[0]["a"][0], np.ndarray)
+
+
 def test_a_few_combinations_become_one_choice_and_many_are_sent_to_impala() -> None:
     adapter = Adapter(BOX, spaces.MultiDiscrete([3, 5], start=[0, 10]), "e", combine=True)
     assert adapter.action_space == spaces.Discrete(15) and "one choice of 15" in adapter.notices[0]
