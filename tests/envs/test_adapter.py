@@ -117,6 +117,15 @@ def test_images_are_resized_by_area_made_grey_and_kept_as_bytes() -> None:
         seen(BOX, image_size=84)
 
 
+@pytest.mark.parametrize(
+    ("high", "dtype", "levels"), [(1, np.float32, True), (65_535, np.uint16, True), (255, np.int32, False)]
+)
+def test_an_image_that_loses_levels_is_told(high: int, dtype: Any, levels: bool) -> None:
+    adapter = seen(spaces.Box(0, high, (40, 40, 3), dtype))
+    assert adapter.columns["obs"].spec.dtype == np.uint8
+    assert any(f"in {np.dtype(dtype)} are kept as bytes (256 levels)" in x for x in adapter.notices) == levels
+
+
 def test_float_images_of_any_range_get_convolutions_and_tables_do_not() -> None:
     def torso(space: Any) -> str:
         return type(torso_for(EnvSpec.of("e", seen(space)), 1, (), (8,))).__name__

@@ -196,8 +196,8 @@ class Adapter:
                 )
         self.columns[key] = made = Column(path, leaf, image_size, grayscale)
         shown = f"images of {made.image.height} x {made.image.width}" if made.image else ""
-        if made.scale and made.raw.kind == "f":
-            self.notices.append(f"{key}: {shown} in floats are kept as bytes (256 levels)")
+        if made.scale and (made.raw.kind == "f" or made.scale < 1):
+            self.notices.append(f"{key}: {shown} in {leaf.dtype} are kept as bytes (256 levels)")
         if made.image and not made.shrink and max(made.image.height, made.image.width) > HUGE:
             less = f"--image-size 84 --grayscale makes them {made.spec.nbytes / 84**2:.0f} times smaller"
             self.notices.append(f"{key}: {shown} are large for a replay store and a network; {less}")
