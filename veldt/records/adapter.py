@@ -162,15 +162,19 @@ class Adapter:
         return _structure(self.taken, iter(parts))
 
     def recorded(self, action: Any, *leading: int) -> Array:
-        """An action that the environment takes, or a batch [*leading] of them, as it is recorded."""
+        """An action that the environment takes, or a batch [*leading] of them, as it is recorded. What cannot be one is a
+        TypeError, ValueError, IndexError or KeyError."""
         parts = []
         for path, leaf in self._parts:
             x = action
             for key in path:
                 x = x[key]
             x = np.reshape(x, (*leading, math.prod(leaf.shape or ())))
-            continuous = isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
-            parts.append(x if continuous else x.astype(np.int64) - _choices(leaf)[1].ravel())
+            if not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"):
+                if x.dtype.kind not in "biu":
+                    raise TypeError(f"a choice is an integer, not {x.dtype}")
+                x = x.astype(np.int64) - _choices(leaf)[1].ravel()
+            parts.append(x)
         whole, column = np.concatenate(parts, -1), self.action_column
         if self._combined is not None:
             whole = np.ravel_multi_index(tuple(np.moveaxis(whole, -1, 0)), tuple(self._combined))
