@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import yaml
 
 from veldt import callables
@@ -25,14 +26,20 @@ def read_kwargs(kwargs: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
         if key in found:
             raise UserError(f"env_kwargs: {key} is given twice.")
         try:
-            aliases = "&" in value or "*" in value  # which can be larger than memory
-            found[key] = YamlLoader(value).get_single_data() if value and not aliases else value
+            found[key] = YamlLoader(value).get_single_data() if value and not _has_alias(value) else value
         except (yaml.YAMLError, ValueError, RecursionError):
             found[key] = value
         if isinstance(found[key], str):  # YAML 1.1 reads 1e-3 as text
             with contextlib.suppress(ValueError):
                 found[key] = float(value) if re.match("[-+.0-9]", value) else found[key]
     return found
+
+
+def _has_alias(value: str) -> bool:
+    """Aliases can be larger than memory."""
+    return ("&" in value or "*" in value) and any(
+        isinstance(token, yaml.AliasToken | yaml.AnchorToken) for token in yaml.scan(value, yaml.SafeLoader)
+    )
 
 
 def words_of_text(words: Sequence[str]) -> list[str]:
@@ -46,8 +53,12 @@ def as_words(kwargs: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
     """The texts that `read_kwargs` reads as these arguments."""
     if not isinstance(kwargs, Mapping):
         return tuple(kwargs)
-    words = tuple(f"{key}={_word(value)}" for key, value in kwargs.items())
-    if read_kwargs(words) != dict(kwargs):
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in kwargs.items()}
+    try:
+        words = tuple(f"{key}={_word(value)}" for key, value in plain.items())
+    except yaml.YAMLError:
+        words = ()
+    if read_kwargs(words) != plain:
         raise UserError(
             "env_kwargs must be numbers, booleans, texts, or lists and dicts of them; for others use a function."
         )
@@ -65,4 +76,7 @@ def as_names(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+    if isinstance(value, str) and read_kwargs([f"value={text}"])["value"] != value:  # as a number
+        return yaml.safe_dump(value, default_style='"', width=10**6).strip()
+    return text

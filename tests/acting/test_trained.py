@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.learning import params
 from veldt.learning.params import LatestParams
+from veldt.records.adapter import Adapter
 from veldt.records.step import EnvSpec
 from veldt.records.tree import spec
 
@@ -116,6 +119,47 @@ def test_values_of_continuous_actions() -> None:
     assert policy.q(obs, action=-own) != policy.value(obs)
 
 
+NESTED = {
+    "dqn": (DQN(**SMALL), spaces.Dict({"a": spaces.Discrete(3, start=5), "b": spaces.Box(-1, 1, (2,), np.int32)})),
+    "impala": (VTraceActorCritic(**SMALL), spaces.Tuple([spaces.MultiBinary((2, 2)), spaces.Discrete(2, start=-1)])),
+    "dpg": (
+        DPG(critic=(8,), actor=(8,)),
+        spaces.Tuple([spaces.Box(-2, 0, (), np.float32), spaces.Box(0, 9, (2,), np.float64)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_one_observation_gets_one_action_of_any_space(kind: str) -> None:
+    algorithm, taken = NESTED[kind]
+    adapter = Adapter(spaces.Box(-1, 1, (2,)), taken, "e", combine=algorithm.one_choice)
+    policy, obs = trained(algorithm, EnvSpec.of("e", adapter)), np.array([0.3, -0.8], np.float32)
+    (one, _), (many, _) = policy(obs), policy([obs, obs])
+    assert taken.contains(one), one
+    first = {key: x[0] for key, x in many.items()} if isinstance(many, dict) else tuple(x[0] for x in many)
+    np.testing.assert_allclose(adapter.recorded(one), adapter.recorded(first), rtol=1e-5)
+    if kind == "impala":
+        return
+    assert policy.q(obs, action=one) == pytest.approx(policy.value(obs), rel=1e-4)
+    np.testing.assert_allclose(policy.q([obs, obs], action=many), policy.value([obs, obs]), rtol=1e-4)
+
+
+def test_an_action_that_is_none_has_no_value() -> None:
+    policy, obs = trained(KINDS["dqn"][0], cartpole()), np.full(4, 0.3)
+    for wrong in (2, -1, [0, 1], "left"):
+        with pytest.raises(UserError, match=r"no 1 actions of Discrete\(2\)"):
+            policy.q(obs, action=wrong)
+
+
+@pytest.mark.parametrize("observation", [spaces.Box(-1, 1, ()), spaces.Dict({"a": spaces.Box(-1, 1, ())})], ids=str)
+def test_dpg_sees_and_takes_numbers_without_an_axis(observation: spaces.Space[Any]) -> None:
+    env = EnvSpec.of("e", Adapter(observation, spaces.Box(-1, 1, (), np.float32), "e"))
+    policy, obs = trained(KINDS["dpg"][0], env), observation.sample()
+    action, _ = policy(obs)
+    assert np.shape(action) == ()
+    assert policy.q(obs, action=action) == pytest.approx(policy.value(obs), rel=1e-5)
+
+
 def test_predict_follows_stable_baselines() -> None:
     policy = trained(KINDS["r2d2"][0], cartpole())
     policy.trained_explore = 1.0
@@ -164,6 +208,23 @@ def test_what_is_no_observation_is_refused() -> None:
     _, state = policy(np.zeros((3, 4)))
     with pytest.raises(UserError, match="that of 3 environments, but there are 2 observations"):
         policy(np.zeros((2, 4)), state)
+
+
+def test_observations_are_clipped_where_they_were_in_training() -> None:
+    space = spaces.Dict({"at": spaces.Box(-1, 1, (2,)), "eye": spaces.Box(0, 9, (1,), np.uint16)})
+    policy = trained(DQN(**SMALL), EnvSpec.of("e", Adapter(space, spaces.Discrete(3), "e")))
+    far, near = ({"at": [x, 0.5], "eye": [y]} for x, y in ((7.0, 60_000), (1.0, 9)))
+    assert policy.q(far).tolist() != policy.q(near).tolist()
+    policy.clip = True
+    assert policy.q(far).tolist() == policy.q(near).tolist()
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 65_536])
+def test_a_number_that_is_no_choice_is_no_observation(wrong: int) -> None:
+    policy = trained(DQN(**SMALL), EnvSpec.of("e", Adapter(spaces.Discrete(3), spaces.Discrete(2), "e")))
+    assert policy(2)[0] in (0, 1)
+    with pytest.raises(UserError, match=r"no observation of e: obs is none of the choices of Discrete\(3\)"):
+        policy(wrong)
 
 
 def test_every_recipe_can_say_how_much_it_explores() -> None:

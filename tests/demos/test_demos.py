@@ -41,6 +41,7 @@ from veldt.demos.set import Demos
 from veldt.envs import Envs, make_env
 from veldt.envs.small import Counter
 from veldt.errors import UserError
+from veldt.experiment import recipes
 from veldt.records.block import Block, Schema, Window
 from veldt.records.tree import Tree
 from veldt.seeds import derive
@@ -337,9 +338,54 @@ def test_an_expert_speaks_the_actions_of_its_environment(tmp_path: Path, space: 
     assert np.array_equal([obs["a"] for obs in seen], episode["obs/a"][:2])
 
 
+COMPOSED = [
+    (spaces.MultiDiscrete([2, 3], start=[1, 5]), [2, 6], [1, 1], 4),
+    (spaces.Box(-1, 1, (2,), np.int32), [-1, 1], [0, 2], 2),
+    (spaces.Dict({"a": spaces.Discrete(3, start=5), "b": spaces.MultiBinary(2)}), {"a": 6, "b": [0, 1]}, [1, 0, 1], 5),
+    (spaces.Tuple([spaces.Discrete(2, start=-1)]), (0,), [1], 1),
+]
+
+
+@pytest.mark.parametrize("combine", [False, True])
+@pytest.mark.parametrize(("space", "action", "parts", "number"), COMPOSED, ids=str)
+def test_an_expert_speaks_the_actions_of_its_environment_where_records_have_others(
+    tmp_path: Path, space: Any, action: Any, parts: list[int], number: int, combine: bool
+) -> None:
+    envs = make_env(lambda: Game(space, DICT), combine=combine)
+    game = envs.env.envs[0].unwrapped
+    demos = record(tmp_path / "d", envs, Scripted(lambda game: lambda obs: action, game, envs.spec), 1)
+    assert demos is not None
+    demos.check(envs.spec)
+    (episode,) = demos.episodes()
+    assert episode["action"][0].tolist() == (number if combine else parts)
+    np.testing.assert_array_equal(spaces.flatten(space, game.given[0]), spaces.flatten(space, action))
+
+
+def test_a_set_of_choices_fits_the_recipe_that_learns_from_it(tmp_path: Path) -> None:
+    (tmp_path / "lamps.py").write_text(
+        "import gymnasium as gym\nimport numpy as np\nfrom gymnasium import spaces\n"
+        "class Lamps(gym.Env):\n"
+        "    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n        return np.zeros(2, np.float32), {}\n"
+        "    def step(self, action):\n        return np.zeros(2, np.float32), 1.0, True, False, {}\n"
+        "def expert(game):\n    return lambda obs: np.array([1, 0])\n"
+    )
+    file = tmp_path / "lamps.py"
+    argv = ["record", "--policy", f"{file}:expert", "--env", f"{file}:Lamps", "--episodes", "2", "--quiet"]
+    assert main([*argv, "-o", str(tmp_path / "d")]) == 0
+    config = recipes.make("r2d3", f"{file}:Lamps")
+    Demos.open(tmp_path / "d").check(config.env_spec())
+
+
 @pytest.mark.parametrize(
     ("space", "action"),
     [
+        (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]), (0,)),
+        (spaces.Tuple([spaces.Discrete(2)]), (2,)),
+        (spaces.Dict({"a": spaces.Discrete(2)}), {"b": 0}),
+        (spaces.Dict({"a": spaces.Discrete(2)}), {"a": 1.0}),
+        (spaces.MultiBinary(2), [1, 2]),
+        (spaces.MultiBinary(2), None),
         (spaces.Discrete(3), 3),
         (spaces.Discrete(3, start=5), 4),
         (spaces.Discrete(3), 1.0),

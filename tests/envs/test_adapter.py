@@ -13,6 +13,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import examples
 from test_envs import BOX, Any_
 from test_run import tiny
 
@@ -28,6 +31,7 @@ from veldt.experiment.joined import assign, parse
 from veldt.experiment.recipes import make
 from veldt.nets.torsos import OneHot, torso_for
 from veldt.records.adapter import Adapter
+from veldt.records.checks import ActionCheck
 from veldt.records.step import EnvSpec
 
 TWO = spaces.Discrete(2)
@@ -113,6 +117,15 @@ def test_images_are_resized_by_area_made_grey_and_kept_as_bytes() -> None:
         seen(BOX, image_size=84)
 
 
+@pytest.mark.parametrize(
+    ("high", "dtype", "levels"), [(1, np.float32, True), (65_535, np.uint16, True), (255, np.int32, False)]
+)
+def test_an_image_that_loses_levels_is_told(high: int, dtype: Any, levels: bool) -> None:
+    adapter = seen(spaces.Box(0, high, (40, 40, 3), dtype))
+    assert adapter.columns["obs"].spec.dtype == np.uint8
+    assert any(f"in {np.dtype(dtype)} are kept as bytes (256 levels)" in x for x in adapter.notices) == levels
+
+
 def test_float_images_of_any_range_get_convolutions_and_tables_do_not() -> None:
     def torso(space: Any) -> str:
         return type(torso_for(EnvSpec.of("e", seen(space)), 1, (), (8,))).__name__
@@ -156,6 +169,15 @@ def test_nested_actions_are_put_together_again() -> None:
     assert found["a"] == 3 and found["b"][0].tolist() == [1, 0] and found["b"][1] == 1
 
 
+def test_a_box_without_an_axis_arrives_as_an_array_however_deep() -> None:
+    space = spaces.Dict({"a": spaces.Tuple([spaces.Box(-1, 1, ())]), "b": spaces.Box(0, 1, (2,))})
+    envs = make_env(lambda: Any_(BOX, space), 2)
+    envs.reset(0)
+    envs.step(np.zeros((2, 3), np.float32))  # it asserts that its space contains the action, which warns of scalars
+    assert isinstance(envs.env, SyncVectorEnv)
+    assert isinstance(envs.env.envs[0].unwrapped.actions[0]["a"][0], np.ndarray)
+
+
 def test_a_few_combinations_become_one_choice_and_many_are_sent_to_impala() -> None:
     adapter = Adapter(BOX, spaces.MultiDiscrete([3, 5], start=[0, 10]), "e", combine=True)
     assert adapter.action_space == spaces.Discrete(15) and "one choice of 15" in adapter.notices[0]
@@ -167,6 +189,46 @@ def test_a_few_combinations_become_one_choice_and_many_are_sent_to_impala() -> N
             algorithm.check(many)
     with pytest.raises(UserError, match="impala takes that"):
         DPG().check(many)
+
+
+def leaves() -> st.SearchStrategy[spaces.Space[Any]]:
+    starts = st.integers(-3, 3)
+    return st.one_of(
+        st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 4), starts),
+        st.builds(lambda n, start: spaces.MultiDiscrete([[n, 2]], start=[[start, 0]]), st.integers(1, 3), starts),
+        st.sampled_from([spaces.MultiBinary(2), spaces.Box(3, 5, (), np.uint64), spaces.Box(-1, 1, (2,), np.int8)]),
+    )
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    space=st.recursive(
+        leaves(),
+        lambda part: st.one_of(
+            st.dictionaries(st.sampled_from("ab"), part, min_size=1).map(spaces.Dict),
+            st.lists(part, min_size=1, max_size=2).map(spaces.Tuple),
+        ),
+        max_leaves=3,
+    ),
+    combine=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_every_action_is_recorded_and_given_back(space: spaces.Space[Any], combine: bool, seed: int) -> None:
+    adapter = Adapter(BOX, space, "e", combine=combine)
+    space.seed(seed)
+    for _ in range(3):
+        action = space.sample()
+        recorded = adapter.recorded(action)
+        assert recorded.shape == adapter.action_column.shape and recorded.dtype == adapter.action_column.dtype
+        again = adapter.action(recorded)
+        assert space.contains(again)
+        np.testing.assert_array_equal(spaces.flatten(space, again), spaces.flatten(space, action))
+    assert ActionCheck(EnvSpec.of("e", adapter))({"action": recorded[None]}) == ""
+
+
+def test_an_action_space_too_large_for_a_network_is_refused() -> None:
+    with pytest.raises(UserError, match="e has 1,099,511,627,776 actions; offer at most 1,048,576"):
+        Adapter(BOX, spaces.Discrete(2**40), "e")
 
 
 def test_dqn_trains_with_choices_on_both_sides(tmp_path: Path) -> None:
@@ -305,6 +367,30 @@ def test_arguments_are_typed_as_in_yaml() -> None:
     for wrong in (("n",), ("=3",), ("a-b=3",), ("n=1", "n=2")):
         with pytest.raises(UserError, match="env_kwargs"):
             read_kwargs(wrong)
+
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=6))
+TEXTS = st.sampled_from(["1e-3", "*.png", "&a", "a & b", "1:30", "no", "=", "null", "0x1f", "'q'", "a: b", "a\nb"])
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.recursive(
+        SCALARS | TEXTS,
+        lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=3), x, max_size=2),
+        max_leaves=5,
+    )
+)
+def test_arguments_become_texts_and_are_read_back(value: Any) -> None:
+    found = read_kwargs(as_words({"value": value}))["value"]
+    assert found == value and type(found) is type(value)
+
+
+def test_arguments_that_no_text_can_hold_are_refused_in_words() -> None:
+    assert as_words({"n": np.int64(3), "rate": np.float32(0.5)}) == ("n=3", "rate=0.5")
+    for wrong in (Path("x"), print, (1, 2)):
+        with pytest.raises(UserError, match="env_kwargs must be numbers, booleans, texts"):
+            as_words({"value": wrong})
 
 
 def test_wrappers_are_applied_in_order_and_kept_in_the_config(tmp_path: Path) -> None:

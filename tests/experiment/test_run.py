@@ -640,3 +640,9 @@ def test_a_run_with_updates_is_done(tmp_path: Path, capsys: pytest.CaptureFixtur
         file.write('{"time_s": 1, "env_steps": 1234, "eval_return": 7.25}\n')
     assert repr(run).endswith("1,234 of 300 env steps, greedy return 7.2)")
     assert repr(Run(tmp_path / "none")) == f"Run('{tmp_path / 'none'}', without metrics)"
+
+
+def test_a_policy_clips_observations_where_its_run_did(tmp_path: Path) -> None:
+    for clip in (False, True):
+        path = tmp_path / str(clip)
+        assert veldt.load(tiny(path, steps=150, clip_observations=clip).path).clip == clip

@@ -101,6 +101,9 @@ BAD = {
     "action_space.high": [-2.0],
     "action_space.high+": [1, 1, 1],
     "action_space.high++": [[1], [1]],
+    "action_space+": {"type": "Discrete", "dtype": "int8", "n": 300, "start": 0},
+    "action_space++": {"type": "Tuple", "spaces": [{"type": "MultiBinary", "shape": [2**20]}] * 17},
+    "observation_space.spaces.goal.spaces+": [{"type": "MultiBinary", "shape": [0]}],
 }
 
 

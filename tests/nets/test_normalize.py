@@ -8,11 +8,14 @@ import copy
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from veldt.envs import make_env
 from veldt.learning import params
 from veldt.nets.normalize import LARGE, LIMIT, Moderate, RunningNorm
 from veldt.nets.torsos import MLP, torso_for
+from veldt.records.adapter import Adapter
+from veldt.records.step import EnvSpec
 
 
 def batches(count: int, size: int = 3) -> list[torch.Tensor]:
@@ -109,6 +112,31 @@ def test_a_network_gets_the_ranges_of_its_environment() -> None:
         net = torso_for(envs.spec, 2, (), (16,), normalize=True)
     assert isinstance(net, MLP) and net.norm is not None
     torch.testing.assert_close(net.norm.factor, torch.tensor([1, 1 / 0.07, 1, 1 / 0.07]))
+
+
+@pytest.mark.parametrize("made", [RunningNorm(2), Moderate(np.full(2, -np.inf), np.full(2, np.inf))], ids=["all", "some"])
+def test_one_huge_observation_does_not_end_the_statistics(made: RunningNorm) -> None:
+    """Some environments say 3e38 for `nothing seen`; its square is no float32."""
+    made(torch.tensor([[0.0, 3e38], [0.0, -3e38]]))
+    for x in batches(5, 3):
+        y = made(x[:, :2])
+        assert y.isfinite().all()
+    assert made.mean.isfinite().all() and made.variance.isfinite().all()
+
+
+def test_a_range_that_is_too_narrow_for_floats_is_not_scaled_up() -> None:
+    x = torch.tensor([[0.0], [1e-39]])
+    assert moderate(x, 0.0, 1e-39).isfinite().all()
+
+
+def test_a_shrunk_image_has_the_range_of_the_whole() -> None:
+    low = np.zeros((48, 64, 3), np.float32)
+    low[..., 1] = -0.1
+    env = EnvSpec.of("e", Adapter(spaces.Box(low, low + 0.2), spaces.Discrete(2), "e", image_size=36))
+    net = torso_for(env, 2, (), (16,), convnet="mlp", normalize=True)
+    assert isinstance(net, MLP) and net.norm is not None
+    torch.testing.assert_close(net.norm.factor, torch.full((2 * 36 * 36 * 3,), 1 / 0.15))
+    assert net(torch.zeros(1, 2, 36, 36, 3)).shape == (1, 16)
 
 
 def test_an_element_that_never_changed_stays_finite_when_it_does() -> None:

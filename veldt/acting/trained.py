@@ -15,6 +15,7 @@ from gymnasium import spaces
 from veldt.acting.actor import Policy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.errors import UserError
+from veldt.records.checks import ActionCheck
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -47,6 +48,7 @@ class TrainedPolicy(Policy):
     explore: float = 0.0
     trained_explore: float = 0.0  # of an actor at the end of training
     seed: int = 0
+    clip: bool = False  # observations outside their space are clipped, as they were in training
     rng: np.random.Generator = field(init=False)
 
     due = math.inf
@@ -70,8 +72,8 @@ class TrainedPolicy(Policy):
         """
         step, single = self._record(obs, state, first, reward)
         out, after = self._act(step, state, self.explore if explore is None else explore)
-        action = self._to_env(out["action"])
-        return (action[0] if single else action), (after if self.keeps_state else None)
+        action = self._to_env(out["action"][0] if single else out["action"])
+        return action, (after if self.keeps_state else None)
 
     def predict(
         self, observation: Any, state: State | None = None, episode_start: Any = None, deterministic: bool = True
@@ -124,8 +126,7 @@ class TrainedPolicy(Policy):
         _, tensors, before = self._rows(step, state)
         taken = None
         if action is not None:
-            given = np.asarray(action, self.env.action.dtype).reshape(len(step["first"]), *self.env.action.shape)
-            taken = torch.from_numpy(given - _start(self.env.action_space)).to(self.device)
+            taken = torch.from_numpy(self._recorded(action, len(step["first"]))).to(self.device)
         values = self.algorithm.values(self.net, tensors, before, taken)
         if name not in values:
             known = f"; it has {', '.join(values)}" if values else ""
@@ -154,7 +155,7 @@ class TrainedPolicy(Policy):
 
     def _record(self, obs: Any, state: State | None, first: Any, reward: Any) -> tuple[Tree, bool]:
         """The step record of observations from the user, and whether it was a single one."""
-        columns = _columns(self.env, obs)
+        columns = _columns(self.env, obs, self.clip)
         shapes = {name: c.shape for name, c in self.env.observation.items()}
         single = all(x.shape == shapes[name] for name, x in columns.items())
         if single:
@@ -179,6 +180,22 @@ class TrainedPolicy(Policy):
             raise UserError(f"The state is that of {kept} environments, but there are {n} observations.")
         return step, single
 
+    def _recorded(self, action: Any, n: int) -> Array:
+        """The actions of the user, as the network takes them."""
+        env = self.env
+        try:
+            if env.adapter is not None:
+                found = env.adapter.recorded(action, n)
+            else:
+                found = np.asarray(action, env.action.dtype).reshape(n, *env.action.shape) - _start(env.action_space)
+            wrong = ActionCheck(env)({"action": found})
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            wrong = str(error)
+        if wrong:
+            taken = env.action_space if env.adapter is None else env.adapter.taken
+            raise UserError(f"These are no {n} actions of {taken}: {wrong}.")
+        return found
+
     def _to_env(self, action: Array) -> Any:
         if self.env.adapter is not None:
             return self.env.adapter.action(action)
@@ -193,7 +210,7 @@ def _start(space: spaces.Space[Any]) -> Any:
     return space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0
 
 
-def _columns(env: EnvSpec, obs: Any) -> Tree:
+def _columns(env: EnvSpec, obs: Any, clip: bool) -> Tree:
     """The columns of an observation in the environment's own format."""
     if env.adapter is not None:
         keys = [str(key) for key in getattr(env.adapter.observation_space, "spaces", ())]
@@ -208,7 +225,7 @@ def _columns(env: EnvSpec, obs: Any) -> Tree:
         raise UserError(f"The observation of {env.name} is an array, not a dict of {', '.join(map(str, obs))}.")
     try:
         if env.adapter is not None:
-            return env.adapter.observation(obs)
+            return env.adapter.observation(obs, clip)
         parts = {name: obs[name.removeprefix("obs/")] if keys else obs for name in env.observation}
         return {name: np.asarray(x, env.observation[name].dtype) for name, x in parts.items()}
     except (TypeError, ValueError, IndexError, KeyError) as error:

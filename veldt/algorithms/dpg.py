@@ -28,7 +28,7 @@ from veldt.bounds import above, at_least
 from veldt.errors import UserError
 from veldt.nets.networks import NormedMLP, Vector
 from veldt.nets.normalize import RunningNorm
-from veldt.nets.torsos import Torso, blank_rows, torso_for
+from veldt.nets.torsos import Torso, blank_rows, rows_of, torso_for
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.seeds import Random
@@ -89,7 +89,7 @@ class ActorCritic(nn.Module):
 
     def unit(self, action: Tensor) -> Tensor:
         """The environment's actions [B, ...] scaled to [-1, 1]; 0 where the range is empty."""
-        return (action.flatten(1) - self.center) / torch.where(self.radius > 0, self.radius, 1.0)
+        return (rows_of(action) - self.center) / torch.where(self.radius > 0, self.radius, 1.0)
 
     forward = pi
 

@@ -108,7 +108,8 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
         raise UserError("Give the environment to play, for example --env CartPole-v1")
     _check_protocol(args.env, args.protocol)
     how = {"kwargs": args.env_kwargs, "wrappers": args.wrappers, "image_size": args.image_size, "grayscale": args.grayscale}
-    envs, game = make_played(callables.absolute(args.env), args.protocol, **how)
+    # The algorithms that learn from demonstrations of choices take a single one.
+    envs, game = make_played(callables.absolute(args.env), args.protocol, combine=True, **how)
     return envs, Scripted(make, game, envs.spec, args.policy)
 
 

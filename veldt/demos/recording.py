@@ -1,5 +1,6 @@
 """Recording: writes a demonstration set. `record` plays episodes with a policy, such as a Scripted expert."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -23,6 +24,7 @@ from veldt.envs import Envs, make_env
 from veldt.envs.atari import PROTOCOLS, Atari
 from veldt.errors import UserError
 from veldt.files import MANIFEST, sync_directory, write_arrays
+from veldt.records.adapter import Adapter
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree
 from veldt.seeds import derive
@@ -283,7 +285,9 @@ class Scripted(Immediate):
 
     def _checked(self, action: Any) -> Array:
         """The action as it is recorded: discrete ones count from 0, continuous ones are clipped to their bounds."""
-        space, column = self.spec.action_space, self.spec.action
+        space, column, adapter = self.spec.action_space, self.spec.action, self.spec.adapter
+        if adapter is not None and adapter.taken is not space:
+            return self._composed(adapter, action)
         try:
             x = np.asarray(action)
             valid = x.shape == column.shape and x.dtype.kind in ("biuf" if isinstance(space, spaces.Box) else "biu")
@@ -298,6 +302,14 @@ class Scripted(Immediate):
             raise UserError(f"{self.name} returned the action {reprlib.repr(action)}, which is not in {space}.")
         return x.astype(column.dtype)
 
+    def _composed(self, adapter: Adapter, action: Any) -> Array:
+        """The same for what is recorded in another form than the environment takes it."""
+        with contextlib.suppress(TypeError, ValueError, IndexError, KeyError):
+            x = adapter.recorded(action)
+            if is_inside(self.spec.action_space, x[None]):
+                return x
+        raise UserError(f"{self.name} returned the action {reprlib.repr(action)}, which is not in {adapter.taken}.")
+
 
 def make_played(env: str, protocol: str = "", **options: Any) -> tuple[Envs, Any]:
     """One environment that emits records, and the Gymnasium environment inside, which an expert may inspect. `options` are
@@ -310,5 +322,6 @@ def make_played(env: str, protocol: str = "", **options: Any) -> tuple[Envs, Any
     if not isinstance(envs.env, SyncVectorEnv | Atari):
         envs.close()
         single = functools.partial(gym.make, env, disable_env_checker=True, **read_kwargs(options.pop("kwargs", ())))
-        envs = Envs(make_env(single, 1, **options).env, env)
+        seen = {name: x for name, x in options.items() if name in ("clip", "image_size", "grayscale", "combine")}
+        envs = Envs(make_env(single, 1, **options).env, env, **seen)
     return envs, envs.env.envs[0].unwrapped if isinstance(envs.env, SyncVectorEnv) else envs.env

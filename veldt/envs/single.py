@@ -24,7 +24,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.name = name
         self._reset = self._stepped = False  # and what came was checked
-        self._scalar = isinstance(env.action_space, spaces.Box) and env.action_space.shape == ()
+        self._scalar = _has_scalar(env.action_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._reset:
@@ -46,7 +46,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         if self._scalar:  # of a vector's actions these alone are no arrays
-            action = np.asarray(action)
+            action = _with_arrays(self.env.action_space, action)
         if self._stepped:
             found: Any = self.env.step(action)
         else:
@@ -112,6 +112,21 @@ def mismatch(space: spaces.Space[Any], x: Any, where: str = "") -> str:
     if space.dtype is not None and not np.can_cast(array.dtype, space.dtype, "same_kind"):
         return f"{at}space of {space.dtype}, got {array.dtype}"
     return ""
+
+
+def _has_scalar(space: spaces.Space[Any]) -> bool:
+    """Whether it is a Box without an axis, or has one."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return any(map(_has_scalar, space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces))
+    return isinstance(space, spaces.Box) and space.shape == ()
+
+
+def _with_arrays(space: spaces.Space[Any], x: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _with_arrays(part, x[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_with_arrays(part, each) for part, each in zip(space.spaces, x, strict=True))
+    return np.asarray(x) if isinstance(space, spaces.Box) else x
 
 
 def check_kind(env: Any, name: str) -> None:

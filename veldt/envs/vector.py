@@ -133,7 +133,7 @@ class Envs:
             box: Any = self.adapter.columns[name].space
             self._warn_outside(name, box, x, outside.reshape(x.shape))
             if self.clip:
-                x = np.clip(x, box.low, box.high).astype(x.dtype)
+                x = self.adapter.columns[name].clipped(x)
             else:  # from now on only numbers that are not finite matter
                 self._bounds[name] = _unbounded(x.dtype, flat.shape[1])
         if finite.all():

@@ -112,7 +112,7 @@ class Run:
         explore = config.actor.explore(0, 1, 1)  # of an actor with one environment
         trained = float(explore(config.steps) if callable(explore) else explore[0])
         epsilon = config.eval.epsilon if epsilon is None else epsilon
-        policy = TrainedPolicy(config.algorithm, spec, device, epsilon, trained)
+        policy = TrainedPolicy(config.algorithm, spec, device, epsilon, trained, clip=config.clip_observations)
         params.restore(policy.net, weights)
         return policy
 

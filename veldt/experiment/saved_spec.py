@@ -10,6 +10,7 @@ the field.
 import json
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from veldt.records.tree import Array, ArraySpec
 
 FILE = "env_spec.json"
 FORMAT, VERSION = "veldt-env-spec", 1
-LARGEST = 2**28  # elements of a space
+LARGEST = 2**24  # elements of an observation, or of an action
 COLUMNS = 1_000
 LARGEST_SIDE = 1_024  # pixels
 LONGEST = 1_000  # characters of a name
@@ -121,14 +122,27 @@ def _env(saved: Any) -> EnvSpec:
     fits = isinstance(settings, dict) and settings.keys() == {"image_size", "grayscale", "combine"}
     fits = fits and _is_integer(settings["image_size"], 0, LARGEST_SIDE)
     _require(fits and all(type(settings[key]) is bool for key in ("grayscale", "combine")), "settings")
+    for key in ("observation_space", "action_space"):
+        _require(_elements(saved.get(key)) <= LARGEST, f"{key}: it has more than {LARGEST:,} elements in all")
     observation, action = (_read_space(saved.get(key), key) for key in ("observation_space", "action_space"))
     return EnvSpec.of(name, Adapter(observation, action, name, **settings))
 
 
+def _elements(saved: Any) -> int:
+    """Of a space, before it is made: a short text may describe one that is larger than memory."""
+    saved = saved if isinstance(saved, dict) else {}
+    parts, shape = saved.get("spaces"), saved.get("shape")
+    within = parts.values() if isinstance(parts, dict) else parts if isinstance(parts, list) else ()
+    return (math.prod(shape) if _is_shape(shape) else 0) + sum(map(_elements, within))
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, list) and len(x) <= 8 and all(_is_integer(each, 0, LARGEST) for each in x)
+
+
 def _read_shape(owner: dict[str, Any], where: str) -> tuple[int, ...]:
     shape: Any = owner.get("shape")
-    fits = isinstance(shape, list) and len(shape) <= 8 and all(_is_integer(x, 0, LARGEST) for x in shape)
-    _require(fits and math.prod(shape) <= LARGEST, f"{where}.shape")
+    _require(_is_shape(shape) and math.prod(shape) <= LARGEST, f"{where}.shape")
     return tuple(shape)
 
 
@@ -151,22 +165,30 @@ def _read_space(saved: Any, where: str) -> spaces.Space[Any]:
     if kind == "Text":
         return spaces.Text(1)
     if kind == "MultiBinary":
-        return spaces.MultiBinary(_read_shape(saved, where))
+        return _made(f"{where}.shape", spaces.MultiBinary, _read_shape(saved, where))
     _require(kind in ("Discrete", "MultiDiscrete", "Box"), f"{where}.type")
     dtype = _read_dtype(saved, where)
     if kind == "Discrete":
         n, start = saved.get("n"), saved.get("start")
         _require(dtype.kind in "iu" and _is_integer(n, 1, 2**31), f"{where}.n")
         _require(_is_integer(start, np.iinfo(dtype).min, np.iinfo(dtype).max), f"{where}.start")
-        return spaces.Discrete(n, start=start, dtype=dtype.type)
+        return _made(f"{where}.n", spaces.Discrete, n, start=start, dtype=dtype.type)
     shape = _read_shape(saved, where)
     names = ("nvec", "start") if kind == "MultiDiscrete" else ("low", "high")
     one, two = (_read_numbers(saved.get(name), shape, dtype, f"{where}.{name}") for name in names)
     if kind == "MultiDiscrete":
         _require(dtype.kind in "iu" and bool(((one >= 1) & (one <= 2**31)).all()), f"{where}.nvec")
-        return spaces.MultiDiscrete(one, dtype=dtype.type, start=two)
+        return _made(f"{where}.nvec", spaces.MultiDiscrete, one, dtype=dtype.type, start=two)
     _require(dtype.kind in "iufb" and bool((one <= two).all()), f"{where}.high")
-    return spaces.Box(one, two, dtype=dtype.type)
+    return _made(f"{where}.low", spaces.Box, one, two, dtype=dtype.type)
+
+
+def _made(where: str, kind: Callable[..., spaces.Space[Any]], *args: Any, **kwargs: Any) -> spaces.Space[Any]:
+    """What Gymnasium itself refuses is invalid too."""
+    try:
+        return kind(*args, **kwargs)
+    except (AssertionError, ValueError, TypeError, OverflowError):
+        raise Invalid(where) from None
 
 
 def _read_numbers(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> Array:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from veldt.nets.torsos import OneHot, as_float, each, is_picture, on_device
+from veldt.nets.torsos import OneHot, as_float, each, is_picture, on_device, rows_of
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, spec
 
@@ -55,7 +55,7 @@ class Vector(nn.Module):
 
     def forward(self, obs: Any) -> Tensor:
         obs, encode = obs if isinstance(obs, dict) else {"obs": obs}, dict(zip(self.choices, self.encoders, strict=True))
-        parts = [encode[key](obs[key]) if key in encode else as_float(obs[key]).flatten(1) for key in self.keys]
+        parts = [encode[key](obs[key]) if key in encode else rows_of(as_float(obs[key])) for key in self.keys]
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
 

@@ -9,8 +9,10 @@ from veldt.records.tree import Array
 MIN_RATE = 1e-5  # weight of a new batch in the running statistics; the first 100,000 weigh the same
 MIN_DEVIATION = 1e-4  # an element that never changed is not enlarged beyond this
 LIMIT = 5.0  # standard deviations
+LARGEST = 1e15  # in the statistics: the square of a larger number, summed, would be infinite
 LARGE = 4.0  # means and deviations up to this stay as they are
 NARROW = 0.25  # half of the declared range of an element that is scaled up
+NARROWEST = 1e-15  # half of the declared range: what is narrower than this stays as it is
 
 
 class RunningNorm(nn.Module):
@@ -40,7 +42,7 @@ class RunningNorm(nn.Module):
         """Adds a batch to the statistics."""
         self.batches += 1
         rate = (1 / self.batches).clamp_min(MIN_RATE)
-        variance, mean = torch.var_mean(x, 0, correction=0)
+        variance, mean = torch.var_mean(x.clamp(-LARGEST, LARGEST), 0, correction=0)
         step = mean - self.mean
         self.mean += rate * step
         self.variance += rate * (variance - self.variance + (1 - rate) * step.square())
@@ -66,7 +68,7 @@ class Moderate(RunningNorm):
         super().__init__(len(low))
         low, high = (np.asarray(x, np.float64) for x in (low, high))
         half = high / 2 - low / 2
-        narrow = (half > 0) & (half < NARROW)
+        narrow = (half > NARROWEST) & (half < NARROW)
         center = torch.from_numpy(np.where(narrow, high, 0) / 2 + np.where(narrow, low, 0) / 2).float()
         factor = torch.from_numpy(1 / np.where(narrow, half, 1)).float()
         for name, x in {"center": center, "factor": factor}.items():

@@ -31,6 +31,11 @@ def as_float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 else x.float()
 
 
+def rows_of(x: Tensor) -> Tensor:
+    """[B, ...] -> [B, D]; of scalars [B], [B, 1]."""
+    return x.reshape(x.shape[0], -1)
+
+
 def each(obs: Any, function: Callable[..., Tensor], *more: Any) -> Any:
     """Applies a function to an observation, or to every value of a dict of them; `more` are its further arguments."""
     if not isinstance(obs, dict):
@@ -92,7 +97,7 @@ class MLP(Torso):
         self.features, self.width = sizes[-1], hidden[-1] if hidden else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        x = as_float(x).reshape(x.shape[0], -1) if self.encode is None else self.encode(x)
+        x = rows_of(as_float(x)) if self.encode is None else self.encode(x)
         x = x if self.norm is None else self.norm(x)
         for layer in self.layers:
             assert isinstance(layer, nn.Linear)
@@ -316,13 +321,15 @@ def torso_for(
 
 def _bounds(env: EnvSpec, name: str, stack: int) -> list[Array]:
     """The declared range of each element of a stacked vector; infinite where it is not known."""
-    space = None if env.adapter is None else env.adapter.columns[name].space
-    size = int(np.prod(env.observation[name].shape))
-    ends = (
-        np.full(size, x) if space is None else getattr(space, end).ravel()
-        for end, x in (("low", -np.inf), ("high", np.inf))
-    )
-    return [np.tile(end, stack) for end in ends]
+    column, size = None if env.adapter is None else env.adapter.columns[name], int(np.prod(env.observation[name].shape))
+    if column is None:
+        low, high = np.float64(-np.inf), np.float64(np.inf)
+    else:
+        box: Any = column.space
+        low, high = box.low, box.high
+        if column.shrink is not None:  # each element is a mean of many
+            low, high = low.min(), high.max()
+    return [np.tile(np.broadcast_to(end.ravel(), size), stack) for end in (low, high)]
 
 
 def is_picture(env: EnvSpec, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 columns = adapter.observation(obs)     # an observation of the environment, or a batch of them, as arrays by column
 action = adapter.action(recorded)      # a recorded action, or a batch of them, as the environment takes it
+recorded = adapter.recorded(action)    # and back
 
 Each part of a Dict or Tuple is one column: `obs/key`, and `obs/key.part` where they are nested.
 
@@ -27,6 +28,7 @@ from veldt.records.tree import Array, ArraySpec, Tree, spec
 
 MOST_COMBINED = 256  # combinations of choices that become one choice, for algorithms that take no more
 MOST_CHOICES = 2**14  # in one column or action, in all
+MOST_ACTIONS = 2**20  # of a single choice, which may be from a table
 HUGE = 128  # pixels of a side beyond which a smaller image is recommended
 SMALLEST_IMAGE = 5  # pixels of a side
 
@@ -68,6 +70,10 @@ class Column:
             obs = obs[key]
         x: Array = np.asarray(obs, self.raw)
         return x - self.start if self.sizes else x
+
+    def clipped(self, x: Array) -> Array:
+        """What was read, within the bounds of a Box."""
+        return np.clip(x, self.space.low, self.space.high).astype(x.dtype) if isinstance(self.space, spaces.Box) else x
 
     def encode(self, x: Array) -> Array:
         """What was read, as it is recorded."""
@@ -123,13 +129,19 @@ class Adapter:
     def categories(self) -> dict[str, tuple[int, ...]]:
         return {name: column.sizes for name, column in self.columns.items() if column.sizes}
 
-    def observation(self, obs: Any) -> Tree:
-        return {name: column.encode(column.read(obs)) for name, column in self.columns.items()}
+    def observation(self, obs: Any, clip: bool = False) -> Tree:
+        """`clip`: what is outside its space is clipped. A number that is no choice is a ValueError."""
+        read = {name: column.read(obs) for name, column in self.columns.items()}
+        for name, sizes in self.categories.items():
+            x, column = read[name], self.columns[name]
+            if (x < 0).any() or (x >= np.reshape(sizes, column.shape)).any():
+                raise ValueError(f"{name} is none of the choices of {column.space}")
+        return {name: self.columns[name].encode(self.columns[name].clipped(x) if clip else x) for name, x in read.items()}
 
     def action(self, action: Array) -> Any:
         space = self._simple
         if isinstance(space, spaces.Box):
-            return np.clip(action, space.low, space.high).astype(space.dtype, copy=False)
+            return np.asarray(np.clip(action, space.low, space.high), space.dtype)
         if space is not None:
             return action if self._start is None else action + self._start
         leading = action.shape[: action.ndim - len(self.action_space.shape or ())]
@@ -139,14 +151,34 @@ class Adapter:
         parts, at = [], 0
         for path, leaf in self._parts:
             size = math.prod(leaf.shape or ())
-            x = flat[..., at : at + size].reshape(*leading, *(leaf.shape or ()))
+            x = flat[..., at : at + size].reshape((*leading, *(leaf.shape or ())))
             at += size
             if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f":
                 x = np.clip(x, leaf.low, leaf.high)
             else:
                 x = x + _choices(leaf)[1]
-            parts.append((path, x.astype(leaf.dtype)))
+            x = x.astype(leaf.dtype)
+            parts.append((path, np.asarray(x) if isinstance(leaf, spaces.Box) else x))  # a Box has no scalars
         return _structure(self.taken, iter(parts))
+
+    def recorded(self, action: Any, *leading: int) -> Array:
+        """An action that the environment takes, or a batch [*leading] of them, as it is recorded. What cannot be one is a
+        TypeError, ValueError, IndexError or KeyError."""
+        parts = []
+        for path, leaf in self._parts:
+            x = action
+            for key in path:
+                x = x[key]
+            x = np.reshape(x, (*leading, math.prod(leaf.shape or ())))
+            if not (isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"):
+                if x.dtype.kind not in "biu":
+                    raise TypeError(f"a choice is an integer, not {x.dtype}")
+                x = x.astype(np.int64) - _choices(leaf)[1].ravel()
+            parts.append(x)
+        whole, column = np.concatenate(parts, -1), self.action_column
+        if self._combined is not None:
+            whole = np.ravel_multi_index(tuple(np.moveaxis(whole, -1, 0)), tuple(self._combined))
+        return np.asarray(whole, column.dtype).reshape((*leading, *column.shape))
 
     def _add(self, path: Path, leaf: Space, name: str, image_size: int, grayscale: bool) -> None:
         column = ".".join(map(str, path))
@@ -168,8 +200,8 @@ class Adapter:
                 )
         self.columns[key] = made = Column(path, leaf, image_size, grayscale)
         shown = f"images of {made.image.height} x {made.image.width}" if made.image else ""
-        if made.scale and made.raw.kind == "f":
-            self.notices.append(f"{key}: {shown} in floats are kept as bytes (256 levels)")
+        if made.scale and (made.raw.kind == "f" or made.scale < 1):
+            self.notices.append(f"{key}: {shown} in {leaf.dtype} are kept as bytes (256 levels)")
         if made.image and not made.shrink and max(made.image.height, made.image.width) > HUGE:
             less = f"--image-size 84 --grayscale makes them {made.spec.nbytes / 84**2:.0f} times smaller"
             self.notices.append(f"{key}: {shown} are large for a replay store and a network; {less}")
@@ -190,10 +222,12 @@ class Adapter:
                 "or discretise the others in a wrapper (gymnasium.ActionWrapper)."
             )
         if isinstance(whole, spaces.Discrete):
+            if whole.n > MOST_ACTIONS:
+                raise UserError(f"{name} has {whole.n:,} actions; offer at most {MOST_ACTIONS:,} in a wrapper.")
             return whole
         for leaf in leaves:
             self._check_choices(leaf, name)
-        nvec = np.concatenate([np.ravel(_choices(leaf)[0]) for leaf in leaves])
+        nvec = np.concatenate([np.ravel(_choices(leaf)[0]) for leaf in leaves]).astype(np.int64)
         combinations = math.prod(nvec.tolist())
         if combine and combinations <= MOST_COMBINED:
             self._combined = nvec
