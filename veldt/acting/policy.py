@@ -309,7 +309,10 @@ class BatchedPolicy(NetworkPolicy):
         except Exception as error:
             log.warning("inference: no CUDA graph, which is slower: %s: %s", type(error).__name__, error)
             self.graphs = None
-            return self._forward(size)
+            out = self._forward(size)
+            if graphs.stream is not None:
+                graphs.stream.synchronize()  # the next pass reads its histories and states on another stream
+            return out
         if self._held is not None:
             self._held.begin(lanes)
         before = {name: found.pop(name) for name in self._states}
