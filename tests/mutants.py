@@ -1534,7 +1534,7 @@ MUTANTS = [
     Mutant(
         "epsilon-of-a-summed-gradient",
         "DQN adds the epsilon of the authors' summed gradient to the variance of a mean gradient.",
-        "experiment/recipes.py",
+        "experiment/recipes/q_learning.py",
         "eps=0.01 / 32**2",
         "eps=0.01",
         ("tests/experiment/test_papers_optimizers.py::test_a_thousand_updates_are_those_of_the_paper",),
