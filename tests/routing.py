@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from veldt.envs.small import Counter
 
-ACTIONS = 1 << 31
+ACTIONS = 1 << 20
 
 
 def expected(obs: Any) -> Any:

@@ -58,4 +58,4 @@ def test_the_ten_lines_of_the_readme(tmp_path):
     weights = Path(lines[-1])
     assert weights.suffix == ".safetensors" and (tmp_path / weights).exists(), "the file it names is there"
     steps = re.match(r"(\d+) [\d.]+", lines[-2])
-    assert steps is not None and int(steps[1]) == 6_000, "the last evaluation is of the last weights"
+    assert steps is not None and 6_000 <= int(steps[1]) < 6_008, "the last evaluation is of the last weights"

@@ -4,6 +4,7 @@
 checkpoint. `Ending` (listening.py) calls the caller's functions, and decides whether the run ends early.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Container
@@ -105,7 +106,14 @@ class Session:
         self._introduce(prepared, checkpoint)
         services = trackers(self.path, as_plain(config))  # before anything is written: they may be missing
         sinks: list[Sink] = [JsonLines(self.path / "metrics.jsonl"), TensorBoard(self.path, flat(config)), self.screen]
-        lines = Metrics([*sinks, *services])
+        with contextlib.closing(Metrics([*sinks, *services])) as lines:
+            self._run_nodes(prepared, checkpoints, checkpoint, lines)
+        self._conclude(prepared, resumed_from=number)
+
+    def _run_nodes(
+        self, prepared: Prepared, checkpoints: Checkpoints, checkpoint: Checkpoint | None, lines: Metrics
+    ) -> None:
+        config, number = self.config, checkpoint.number if checkpoint else 0
         self._note_changes(int(checkpoint.manifest["env_steps"]) if checkpoint else 0)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         saved_spec.write(self.path, prepared.env)
@@ -124,8 +132,6 @@ class Session:
         finally:
             self.saving.wait()
             self.progress.gpus.close()
-            lines.close()
-        self._conclude(prepared, resumed_from=number)
 
     def _train(self, nodes: Nodes) -> None:
         whole = True  # no step was broken off
