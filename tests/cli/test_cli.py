@@ -410,7 +410,8 @@ def test_a_signal_during_the_last_evaluation_ends_it_and_the_run_says_that_it_is
     argv = ["train", "dqn", "--run", path, *flags(steps=60), *evaluated, "--store.min-size", "16"]
     process = start(tmp_path, *argv)
     try:
-        wait_for(process, lambda: "checkpoint 1 at" in ((path / "log.txt").read_text() if path.exists() else ""))
+        log = path / "log.txt"
+        wait_for(process, lambda: log.exists() and "evaluating the last weights" in log.read_text())
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
     finally:

@@ -128,8 +128,9 @@ def test_in_processes(victim: str, tmp_path: Path) -> None:
             line |= nodes.metrics()
         assert line["store_items"] > 600, "no store has room for as many: these are the items of both"
         nodes.cut()
-        assert checkpoints.save(1, nodes.snapshot(), {})
-        saved = copied(nodes.state())
+        snapshot = nodes.snapshot()  # stores go on to insert what is in their rings
+        assert checkpoints.save(1, snapshot, {})
+        saved = copied(snapshot.state())
         assert nodes.count("learner_steps") == sum(steps(nodes)) > max(steps(nodes))
     found = checkpoints.load()
     assert found is not None

@@ -192,6 +192,7 @@ class Session:
             return
         weights, manifest = checkpoint.weights(), checkpoint.manifest
         with interruptible(self.late.append, "" if self.quiet else "Stopping without a last evaluation"):
+            log.info("evaluating the last weights")
             self.last = evaluate_weights(self.config, prepared.env, weights, lambda: bool(self.late))
         if self.last is not None:
             steps = int(manifest["env_steps"]), int(manifest["learner_steps"])
