@@ -138,7 +138,8 @@ def lie_later(rng: Random, actor: Listener, host: Any) -> bytes:
     if kind < 0.4:
         return frame(rng.choice(wire.KINDS), b"{}", number=rng.choice(INTEGERS), channel=rng.choice((0, 0, 1, 255)))
     if actor.session.cells:
-        size = host.objects["policy/1"].vector.numel()
+        (policy,) = (thing for name, thing in host.objects.items() if name.startswith("policy/"))
+        size = policy.vector.numel()
         tree: Tree = {"vector": np.zeros(size + rng.choice((0, 0, 0, 1)), np.float32), "when": np.zeros(2)}
         tree[rng.choice(("vector", "when", "other"))] = np.full(
             rng.choice((2, size)), rng.choice((*FLOATS, 3.0)), np.float32
