@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import functools
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 

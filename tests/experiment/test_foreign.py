@@ -41,13 +41,14 @@ def checkpoint(run: Path) -> Path:
     return run / "checkpoints" / os.readlink(run / "checkpoints" / "latest")
 
 
-def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the manifest and signs it."""
-    file = checkpoint(run) / "manifest.json"
+def rewrite(run: Path, change: Callable[[dict[str, Any]], None], which: str = "latest") -> None:
+    """Changes the manifest of the last checkpoint, or of the best one, and signs it."""
+    path = run / "checkpoints" / os.readlink(run / "checkpoints" / which)
+    file = path / "manifest.json"
     manifest = json.loads(file.read_text().split("\n")[0])
     change(manifest)
     for name in manifest["files"] if isinstance(manifest["files"], dict) else ():
-        data = (checkpoint(run) / name).read_bytes()
+        data = (path / name).read_bytes()
         if isinstance(manifest["files"][name], dict):
             manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     body = json.dumps(manifest)
@@ -167,6 +168,26 @@ def test_a_state_that_no_run_could_have_is_refused_by_name(sent: Path, change: A
     rewrite(sent, change)
     with pytest.raises(UserError, match=f"000001 cannot be restored: .*{told}"):
         veldt.resume(sent, quiet=True, steps=340)
+
+
+@pytest.mark.parametrize("name", ["time_s", "env_steps"])
+def test_a_manifest_without_its_clocks_is_refused_by_name(sent: Path, name: str) -> None:
+    rewrite(sent, lambda manifest: manifest.pop(name))
+    with pytest.raises(UserError, match=f"000001 cannot be restored: its manifest has an invalid {name}"):
+        veldt.resume(sent, quiet=True, steps=340)
+
+
+@pytest.mark.parametrize("change", [setting("mean_return", to="high"), setting("mean_return", to=None), dict.clear])
+def test_best_weights_that_say_nothing_of_their_return_are_not_the_best(sent: Path, change: Any) -> None:
+    def changed(manifest: dict[str, Any]) -> None:
+        kept = dict(manifest)
+        change(manifest)
+        if not manifest:
+            manifest |= {name: x for name, x in kept.items() if name not in ("mean_return", "env_steps")}
+
+    rewrite(sent, changed, "best")
+    assert veldt.resume(sent, quiet=True, steps=340).metrics[-1]["env_steps"] >= 340
+    assert "checkpoint best-" in (sent / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
