@@ -23,6 +23,7 @@ from veldt.__main__ import main
 from veldt.env_kwargs import read_kwargs
 from veldt.errors import UserError
 from veldt.experiment.run import Run
+from veldt.runtime.local.local import Local
 
 ESCAPE = "\x1b]0;mine\x07"
 
@@ -116,6 +117,24 @@ def test_a_pipe_hangs_neither_plot_nor_top(sent: Path, name: str, capsys: pytest
     assert main(["top", str(sent), "--once"]) in (0, 2)
     assert main(["eval", str(sent), "--episodes", "1"]) == (2 if name == "config.yaml" else 0)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_what_is_in_place_of_the_folder_of_the_gate_is_removed(tmp_path: Path, kind: str) -> None:
+    """And nothing elsewhere is touched."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    place = tmp_path / "run" / ".gate"
+    place.parent.mkdir()
+    if kind == "file":
+        place.write_text("")
+    elif kind == "link":
+        place.symlink_to(tmp_path / "precious")
+    else:
+        os.mkfifo(place)
+    with Local(place.parent)._folder() as folder:
+        assert folder.is_dir() and not folder.is_symlink() and folder.stat().st_mode & 0o777 == 0o700
+    assert not place.exists() and (tmp_path / "precious" / "file").read_text() == "mine"
 
 
 # Numbers and types.
