@@ -22,11 +22,13 @@ from test_faults import HERE, command, env_steps, processes_of, started
 
 import veldt
 from veldt.__main__ import main
+from veldt.counters import Counters
 from veldt.envs.small import Chain
 from veldt.errors import EnvError
 from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
+from veldt.program import ROWS, Program
 from veldt.runtime.local import supervisor, zygote
 from veldt.runtime.local.local import Local
 from veldt.runtime.local.watchdog import Restarts
@@ -116,6 +118,29 @@ def test_what_an_environment_started_goes_with_its_actor_and_with_the_run(
                 each.kill()
     with exclusive(path):
         pass
+
+
+class Talkative(chaos.Ticker):
+    """Reports more metrics than one message to the supervisor holds."""
+
+    def metrics(self) -> dict[str, float]:
+        return {f"{i:04}{'x' * 120}": float(i) for i in range(1_500)}
+
+
+def test_a_process_that_reports_more_metrics_than_a_message_holds_is_named_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = Program()
+    program.add("ticker", Talkative, program.add("counters", Counters, ROWS), 10**9)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: "ticker: it reports more metrics than fit" in caplog.text, 20, "it is named")
+        steps = nodes.count("env_steps")
+        yield from wait(lambda: nodes.count("env_steps") > steps + 100, 20, "it goes on")
+        assert not nodes.metrics().keys() - {"restarts", "memory_left", "memory_restarts"}
+
+    play(Local(), program, scenario)
+    assert caplog.text.count("reports more metrics than fit") == 1
 
 
 def test_the_waits_between_restarts_grow_to_the_longest() -> None:
