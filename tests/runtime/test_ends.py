@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import pty
 import re
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -88,6 +91,60 @@ def test_a_stopped_zygote_is_named_and_replaced(caplog: pytest.LogCaptureFixture
 
     play(Local(step_timeout=1.0), program_of(config_of()), scenario)
     assert re.search(r"the zygote has not answered for 1\.\d s; restarting all processes", caplog.text)
+
+
+def test_a_zygote_that_cannot_fork_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take all processes with it."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    given, kept = os.pipe()
+    server = object.__new__(zygote.Server)  # one that was made would take this process's signals
+    server.socket, server.descriptors = theirs, {}
+    monkeypatch.setattr(os, "fork", fork)
+    with ours, theirs:
+        server._handle({"fork": "actor/0", "order": {}}, [given])
+        told = json.loads(ours.recv(1000))
+        assert told == {"failed": "actor/0", "why": "[Errno 11] Resource temporarily unavailable"}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(given)
+    os.close(kept)
+
+
+def test_a_process_that_cannot_be_forked_is_tried_again_and_no_other_is_restarted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[dict[str, Any]] = []
+    fork, events = zygote.Zygote.fork, zygote.Zygote.events
+
+    def fork_but_once(self: Any, name: str, order: dict[str, Any], fds: list[int]) -> None:
+        if name == "actor/0" and order["incarnation"] == 1:
+            lost.append({"failed": name, "why": "Resource temporarily unavailable"})
+        else:
+            fork(self, name, order, fds)
+
+    def events_and_lost(self: Any) -> list[dict[str, Any]]:
+        found = [*events(self), *lost]
+        lost.clear()
+        return found
+
+    monkeypatch.setattr(zygote.Zygote, "fork", fork_but_once)
+    monkeypatch.setattr(zygote.Zygote, "events", events_and_lost)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: nodes.count("env_steps") > 100, 30, "it runs")
+        chaos.kill(nodes, "actor/0")
+        yield from wait(
+            lambda: child(nodes, "actor/0").incarnation == 2 and child(nodes, "actor/0").ready, 20, "it is back"
+        )
+        steps = steps_of(nodes, "actor/0")
+        yield from wait(lambda: steps_of(nodes, "actor/0") > steps + 100, 20, "it goes on")
+        assert [x.name for x in nodes.supervisor.children.values() if x.restarts] == ["actor/0"]
+
+    play(Local(), program_of(config_of()), scenario)
+    assert "actor/0 ended (it could not be forked: Resource temporarily unavailable); restarting" in caplog.text
 
 
 def test_what_an_environment_started_goes_with_its_actor_and_with_the_run(
