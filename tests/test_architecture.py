@@ -133,3 +133,12 @@ def test_every_fault_names_tests_that_are_there() -> None:
             code = (ROOT.parent / file).read_text()
             missing = [name for name in re.findall(r"`(\w+)`", names) if f"def test_{name}(" not in code]
             assert not missing, (number, file, missing)
+
+
+def test_every_page_of_results_says_which_code_it_comes_from() -> None:
+    """And what changed since then."""
+    pages = sorted((ROOT.parent / "docs" / "results").glob("*.md"))
+    assert pages
+    for page in pages:
+        third = page.read_text().splitlines()[2]
+        assert re.match(r"Code: [0-9a-f]{7,}\b.* \d+ \w+ \d{4}\. \S", third), f"{page.name}: {third}"

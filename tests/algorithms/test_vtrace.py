@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -670,6 +671,19 @@ def test_the_size_of_values_is_a_mean_that_forgets_slowly(batches: int, part: fl
     assert net.square.item() == pytest.approx(expected, rel=1e-4) and net.batches == batches + 1
     assert net.scale.item() == pytest.approx(max(1.0, expected**0.5), rel=1e-4)
     torch.testing.assert_close(forward(of, net, batch)[1].detach(), value)
+
+
+def test_the_size_of_values_stays_finite_where_their_squares_are_not() -> None:
+    """One absurd observation makes such values, in rows that train and in rows that do not. An infinite size would make
+    the weights infinite, which ends the run."""
+    of, net, batch = made(normalize=True)
+    with torch.no_grad():
+        net.square.fill_(1e20)
+        net.head.bias[-1] = 1e12  # in units of 1e10
+    loss = of.loss(net, net, batch)
+    assert np.isfinite(loss.losses[""].item()) and loss.after is not None
+    loss.after()
+    assert 1 < net.scale.item() < math.inf and all(x.isfinite().all() for x in net.state_dict().values())
 
 
 @pytest.mark.parametrize("clip_rho", [1.0, float("inf")])

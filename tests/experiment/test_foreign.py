@@ -23,6 +23,7 @@ from veldt.__main__ import main
 from veldt.env_kwargs import read_kwargs
 from veldt.errors import UserError
 from veldt.experiment.run import Run
+from veldt.runtime.local.local import Local
 
 ESCAPE = "\x1b]0;mine\x07"
 
@@ -41,13 +42,14 @@ def checkpoint(run: Path) -> Path:
     return run / "checkpoints" / os.readlink(run / "checkpoints" / "latest")
 
 
-def rewrite(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the manifest and signs it."""
-    file = checkpoint(run) / "manifest.json"
+def rewrite(run: Path, change: Callable[[dict[str, Any]], None], which: str = "latest") -> None:
+    """Changes the manifest of the last checkpoint, or of the best one, and signs it."""
+    path = run / "checkpoints" / os.readlink(run / "checkpoints" / which)
+    file = path / "manifest.json"
     manifest = json.loads(file.read_text().split("\n")[0])
     change(manifest)
     for name in manifest["files"] if isinstance(manifest["files"], dict) else ():
-        data = (checkpoint(run) / name).read_bytes()
+        data = (path / name).read_bytes()
         if isinstance(manifest["files"][name], dict):
             manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     body = json.dumps(manifest)
@@ -117,6 +119,24 @@ def test_a_pipe_hangs_neither_plot_nor_top(sent: Path, name: str, capsys: pytest
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_what_is_in_place_of_the_folder_of_the_gate_is_removed(tmp_path: Path, kind: str) -> None:
+    """And nothing elsewhere is touched."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    place = tmp_path / "run" / ".gate"
+    place.parent.mkdir()
+    if kind == "file":
+        place.write_text("")
+    elif kind == "link":
+        place.symlink_to(tmp_path / "precious")
+    else:
+        os.mkfifo(place)
+    with Local(place.parent)._folder() as folder:
+        assert folder.is_dir() and not folder.is_symlink() and folder.stat().st_mode & 0o777 == 0o700
+    assert not place.exists() and (tmp_path / "precious" / "file").read_text() == "mine"
+
+
 # Numbers and types.
 
 
@@ -167,6 +187,26 @@ def test_a_state_that_no_run_could_have_is_refused_by_name(sent: Path, change: A
     rewrite(sent, change)
     with pytest.raises(UserError, match=f"000001 cannot be restored: .*{told}"):
         veldt.resume(sent, quiet=True, steps=340)
+
+
+@pytest.mark.parametrize("name", ["time_s", "env_steps"])
+def test_a_manifest_without_its_clocks_is_refused_by_name(sent: Path, name: str) -> None:
+    rewrite(sent, lambda manifest: manifest.pop(name))
+    with pytest.raises(UserError, match=f"000001 cannot be restored: its manifest has an invalid {name}"):
+        veldt.resume(sent, quiet=True, steps=340)
+
+
+@pytest.mark.parametrize("change", [setting("mean_return", to="high"), setting("mean_return", to=None), dict.clear])
+def test_best_weights_that_say_nothing_of_their_return_are_not_the_best(sent: Path, change: Any) -> None:
+    def changed(manifest: dict[str, Any]) -> None:
+        kept = dict(manifest)
+        change(manifest)
+        if not manifest:
+            manifest |= {name: x for name, x in kept.items() if name not in ("mean_return", "env_steps")}
+
+    rewrite(sent, changed, "best")
+    assert veldt.resume(sent, quiet=True, steps=340).metrics[-1]["env_steps"] >= 340
+    assert "checkpoint best-" in (sent / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -87,6 +87,15 @@ def test_what_is_imported_is_what_was_allowed(canary: Path) -> None:
     assert not canary.exists() and callables.find("os:mkdir") is os.mkdir
 
 
+def test_what_was_not_allowed_is_not_imported_even_if_it_was_not_refused(canary: Path) -> None:
+    """Two locks: what is built from an assignment imports only what its user allowed."""
+    options = {"protocol": "", "clip": False, "grayscale": False, "combine": False}
+    assignment = joined.Assignment(0, "canary:make", frozenset(), None, options, 1, (0,))
+    with pytest.raises(UserError, match="'canary:make' is code, and importing it was not allowed here"):
+        joined.live(Listener().link, assignment, lambda: True)
+    assert not canary.exists()
+
+
 class Listener:
     """An actor that gets the frames that are handed to it."""
 
@@ -138,7 +147,8 @@ def lie_later(rng: Random, actor: Listener, host: Any) -> bytes:
     if kind < 0.4:
         return frame(rng.choice(wire.KINDS), b"{}", number=rng.choice(INTEGERS), channel=rng.choice((0, 0, 1, 255)))
     if actor.session.cells:
-        size = host.objects["policy/1"].vector.numel()
+        (policy,) = (thing for name, thing in host.objects.items() if name.startswith("policy/"))
+        size = policy.vector.numel()
         tree: Tree = {"vector": np.zeros(size + rng.choice((0, 0, 0, 1)), np.float32), "when": np.zeros(2)}
         tree[rng.choice(("vector", "when", "other"))] = np.full(
             rng.choice((2, size)), rng.choice((*FLOATS, 3.0)), np.float32

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import pty
 import re
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,11 +25,13 @@ from test_faults import HERE, command, env_steps, processes_of, started
 
 import veldt
 from veldt.__main__ import main
+from veldt.counters import Counters
 from veldt.envs.small import Chain
 from veldt.errors import EnvError
 from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
+from veldt.program import ROWS, Program
 from veldt.runtime.local import supervisor, zygote
 from veldt.runtime.local.local import Local
 from veldt.runtime.local.watchdog import Restarts
@@ -88,6 +93,60 @@ def test_a_stopped_zygote_is_named_and_replaced(caplog: pytest.LogCaptureFixture
     assert re.search(r"the zygote has not answered for 1\.\d s; restarting all processes", caplog.text)
 
 
+def test_a_zygote_that_cannot_fork_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take all processes with it."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    given, kept = os.pipe()
+    server = object.__new__(zygote.Server)  # one that was made would take this process's signals
+    server.socket, server.descriptors = theirs, {}
+    monkeypatch.setattr(os, "fork", fork)
+    with ours, theirs:
+        server._handle({"fork": "actor/0", "order": {}}, [given])
+        told = json.loads(ours.recv(1000))
+        assert told == {"failed": "actor/0", "why": "[Errno 11] Resource temporarily unavailable"}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(given)
+    os.close(kept)
+
+
+def test_a_process_that_cannot_be_forked_is_tried_again_and_no_other_is_restarted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[dict[str, Any]] = []
+    fork, events = zygote.Zygote.fork, zygote.Zygote.events
+
+    def fork_but_once(self: Any, name: str, order: dict[str, Any], fds: list[int]) -> None:
+        if name == "actor/0" and order["incarnation"] == 1:
+            lost.append({"failed": name, "why": "Resource temporarily unavailable"})
+        else:
+            fork(self, name, order, fds)
+
+    def events_and_lost(self: Any) -> list[dict[str, Any]]:
+        found = [*events(self), *lost]
+        lost.clear()
+        return found
+
+    monkeypatch.setattr(zygote.Zygote, "fork", fork_but_once)
+    monkeypatch.setattr(zygote.Zygote, "events", events_and_lost)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: nodes.count("env_steps") > 100, 30, "it runs")
+        chaos.kill(nodes, "actor/0")
+        yield from wait(
+            lambda: child(nodes, "actor/0").incarnation == 2 and child(nodes, "actor/0").ready, 20, "it is back"
+        )
+        steps = steps_of(nodes, "actor/0")
+        yield from wait(lambda: steps_of(nodes, "actor/0") > steps + 100, 20, "it goes on")
+        assert [x.name for x in nodes.supervisor.children.values() if x.restarts] == ["actor/0"]
+
+    play(Local(), program_of(config_of()), scenario)
+    assert "actor/0 ended (it could not be forked: Resource temporarily unavailable); restarting" in caplog.text
+
+
 def test_what_an_environment_started_goes_with_its_actor_and_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +175,29 @@ def test_what_an_environment_started_goes_with_its_actor_and_with_the_run(
                 each.kill()
     with exclusive(path):
         pass
+
+
+class Talkative(chaos.Ticker):
+    """Reports more metrics than one message to the supervisor holds."""
+
+    def metrics(self) -> dict[str, float]:
+        return {f"{i:04}{'x' * 120}": float(i) for i in range(1_500)}
+
+
+def test_a_process_that_reports_more_metrics_than_a_message_holds_is_named_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = Program()
+    program.add("ticker", Talkative, program.add("counters", Counters, ROWS), 10**9)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: "ticker: it reports more metrics than fit" in caplog.text, 20, "it is named")
+        steps = nodes.count("env_steps")
+        yield from wait(lambda: nodes.count("env_steps") > steps + 100, 20, "it goes on")
+        assert not nodes.metrics().keys() - {"restarts", "memory_left", "memory_restarts"}
+
+    play(Local(), program, scenario)
+    assert caplog.text.count("reports more metrics than fit") == 1
 
 
 def test_the_waits_between_restarts_grow_to_the_longest() -> None:

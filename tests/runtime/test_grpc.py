@@ -1003,21 +1003,21 @@ def test_the_seats_of_the_run_are_not_for_those_who_have_the_token(make: Callabl
 
 
 def test_idle_connections_without_a_token_keep_nobody_out(make: Callable[..., World], secrets_of: Path) -> None:
-    world = make(token=str(secrets_of / "token"), doors=[{"address": "127.0.0.1:0"}], owned=False, handshake=2.0)
+    world = make(token=str(secrets_of / "token"), doors=[{"address": "127.0.0.1:0"}], owned=False, handshake=4.0)
     host, _, port = world.addresses[0].rpartition(":")
     idle = [socket.create_connection((host, int(port)), 10.0) for _ in range(400)]
     for connection in idle:  # HTTP/2, with empty settings, and then nothing
         with contextlib.suppress(OSError):
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-    link = world.link(world.addresses[0], token=TOKEN, seat="", patience=10.0)
-    link.connect()
+    link = world.link(world.addresses[0], token=TOKEN, seat="", patience=3.0)
+    link.connect()  # while they are all open
+    assert world.ask()[2] == ["actor/0"]
     for connection in idle:
         connection.settimeout(10.0)
         with contextlib.suppress(ConnectionError):
             while connection.recv(1 << 16):
                 pass  # the gate ends those that say nothing
         connection.close()
-    assert world.ask()[2] == ["actor/0"]
 
 
 @pytest.mark.parametrize(
@@ -1081,9 +1081,14 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_token(path)
     path.chmod(0o600)
     assert read_token(path) == TOKEN
+    (tmp_path / "link").symlink_to(path)
+    assert read_token(tmp_path / "link") == TOKEN
     path.write_text("short")
     with pytest.raises(UserError, match="at least 16"):
         read_token(path)
+    os.mkfifo(tmp_path / "pipe", 0o600)  # to open it would wait for a writer
+    with pytest.raises(UserError, match="not a regular file"):
+        read_token(tmp_path / "pipe")
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

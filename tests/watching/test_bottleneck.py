@@ -306,6 +306,28 @@ def test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate(monkeypatch:
     assert len(found) == len(lines) and found == pytest.approx([1_000] * len(found), rel=0.01)
 
 
+class LostEvaluation(SteadyNodes):
+    """An evaluator that was killed after it had counted an evaluation, and before it had reported it."""
+
+    def count(self, name: str) -> int:
+        return int(self.now > 60) if name == "evaluations" else super().count(name)
+
+
+def test_an_evaluation_that_is_never_reported_is_not_waited_for_with_ten_lines_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes, lines = LostEvaluation(), []
+    monkeypatch.setattr("time.monotonic", lambda: nodes.now)
+    config = recipes.make("apex-dqn", "CartPole-v1", **{"log.every": 10.0})
+    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0, gpu=0)
+    written = progress.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
+    written.begin(nodes)  # type: ignore[arg-type]
+    for _ in range(10_000):
+        nodes.now += 0.01
+        written.log_if_due(nodes)  # type: ignore[arg-type]
+    assert 10 <= len(lines) < 10 + 2 * progress.LOST_S / progress.EVALUATION_S
+
+
 def test_rates_follow_from_the_declared_counts() -> None:
     declarations = declared([])
     declarations.add("scout", (Metric("maps", "maps", rate="maps_per_s"),))

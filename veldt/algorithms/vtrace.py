@@ -35,6 +35,7 @@ from veldt.records.tree import Array, Spec, Tree, namespace, spec
 from veldt.seeds import Random
 
 MIN_RATE = 0.01  # weight of a new batch in the running mean square of value targets; the first 100 weigh the same
+MOST_SQUARE = 1e30  # of a target in that mean: a few absurd observations may make values whose square is infinite
 
 
 class PolicyAndValue(Recurrent):
@@ -192,7 +193,7 @@ class VTraceActorCritic(Observer):
             "kl": (kl * mask).sum() / steps,
             "ratio_clipped": ((ratio > self.clip_rho) * mask).sum() / steps,
         }
-        mean_square = (learned.target.square() * mask).sum() / steps
+        mean_square = (learned.target.square().clamp_max(MOST_SQUARE) * mask).sum() / steps
         after = partial(net.rescale, mean_square) if self.normalize else None
         return Loss({"": loss}, value.new_zeros(len(value)), metrics, after)
 

@@ -31,7 +31,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from veldt.errors import UserError
-from veldt.experiment.manifest import FORMAT, STATE, WEIGHTS, check_finite, check_like, check_store, read_manifest
+from veldt.experiment.manifest import (
+    FORMAT,
+    STATE,
+    WEIGHTS,
+    check_best,
+    check_finite,
+    check_like,
+    check_store,
+    read_manifest,
+)
 from veldt.files import MANIFEST, Corrupt, check_room, fingerprint, sync_directory, write_arrays
 from veldt.records.tree import Tree
 from veldt.runtime.base import Nodes
@@ -49,6 +58,12 @@ class Checkpoint:
     @property
     def number(self) -> int:
         return int(self.manifest["number"])
+
+    def clock(self, name: str) -> float:
+        """Its env_steps or time_s, of which only the checkpoints of a run have both."""
+        if name not in self.manifest:
+            raise UserError(f"{self.path} cannot be restored: its manifest has an invalid {name}.")
+        return float(self.manifest[name])
 
     def weights(self, node: str = "") -> Tree:
         """Of a node; of the first that has weights, unless one is named. Empty: there are none."""
@@ -144,7 +159,9 @@ class Checkpoints:
         """The weights with the best evaluation, and in its manifest what that was; None: there are none that verify."""
         for path in self._paths("best-"):
             try:
-                return self._verify(path)
+                found = self._verify(path)
+                check_best(found.manifest)
+                return found
             except Corrupt as error:
                 log.warning("checkpoint %s is not used: %s", path.name, error)
         return None

@@ -80,6 +80,12 @@ def _is(where: str, value: Any, kind: Any) -> None:
         raise Corrupt(f"its manifest has an invalid {where[:100]}")
 
 
+def check_best(manifest: dict[str, Any]) -> None:
+    """Raises Corrupt unless the manifest says which evaluation its weights are the best of."""
+    _is("env_steps", manifest.get("env_steps"), int)
+    _is("mean_return", abs(found) if isinstance(found := manifest.get("mean_return"), int | float) else None, int | float)
+
+
 def check_store(name: str, state: dict[str, Any]) -> None:
     """Raises Corrupt unless a store of this state could have existed: its blocks are next to one another in its slots."""
     counts, items = state.get("counts"), state.get("items")

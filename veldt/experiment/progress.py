@@ -15,6 +15,7 @@ from veldt.watching.bottleneck import Rates, bottleneck
 from veldt.watching.sinks import Metrics
 
 EVALUATION_S = 0.1  # a live run waits this long for the metrics of an evaluation that was counted
+LOST_S = 2.0  # after which they are lost: the evaluator was killed
 MEMORY_S = 2.0  # between two looks at the RAM of all processes
 SHORTEST_RATE_S, LONGEST_RATE_S = 1.0, 10.0  # that rates are taken over, where lines are closer or further apart
 
@@ -44,7 +45,7 @@ class Progress:
         self._new: list[dict[str, Any]] = []
         self._began = self._last_line = time.monotonic()
         self._evaluations = self._first_step = self._first_env_step = 0
-        self._evaluation_s = 0.0
+        self._evaluation_s = self._evaluation_at = 0.0  # when an evaluation was counted that was not reported yet
         self._first_update: dict[str, float] | None = None  # of this session; empty once it is logged
         self._ram_at, self._ram_used = -math.inf, 0
 
@@ -80,8 +81,9 @@ class Progress:
     def log_if_due(self, nodes: Nodes) -> None:
         self._note_first_update(nodes)
         since = time.monotonic() - self._last_line
-        evaluated = nodes.count("evaluations") != self._evaluations and since >= self._evaluation_s
-        if since >= self.config.log.every or evaluated:
+        evaluated = nodes.count("evaluations") != self._evaluations
+        self._evaluation_at = (self._evaluation_at or time.monotonic()) if evaluated else 0.0
+        if since >= self.config.log.every or (evaluated and since >= self._evaluation_s):
             self.log(nodes)
 
     def log(self, nodes: Nodes) -> None:
@@ -103,7 +105,8 @@ class Progress:
         if self._first_update:
             self._first_update = {}
         self._last_line = now
-        if not self._evaluation_s or "eval_return" in line:
+        lost = self._evaluation_at and now - self._evaluation_at > LOST_S
+        if not self._evaluation_s or "eval_return" in line or lost:
             self._evaluations = nodes.count("evaluations")
         self._write(line)
 

@@ -114,7 +114,7 @@ class Session:
         self, prepared: Prepared, checkpoints: Checkpoints, checkpoint: Checkpoint | None, lines: Metrics
     ) -> None:
         config, number = self.config, checkpoint.number if checkpoint else 0
-        self._note_changes(int(checkpoint.manifest["env_steps"]) if checkpoint else 0)
+        self._note_changes(int(checkpoint.clock("env_steps")) if checkpoint else 0)
         replace_text(self.path / "config.yaml", yaml.safe_dump(as_plain(config), sort_keys=False))
         saved_spec.write(self.path, prepared.env)
         metrics.save(prepared.declarations, self.path)
@@ -232,7 +232,7 @@ class Session:
         number = 0
         if checkpoint is not None:
             self.saving.checkpoints.restore(checkpoint, nodes)
-            number, self.progress.earlier_s = checkpoint.number, float(checkpoint.manifest["time_s"])
+            number, self.progress.earlier_s = checkpoint.number, checkpoint.clock("time_s")
             nodes.resume(number)
         if checkpoint is not None or (self.path / "metrics.jsonl").stat().st_size:  # an earlier start without a checkpoint
             clocks = self.progress.clocks(nodes)
@@ -248,7 +248,7 @@ class Session:
             log.warning("checkpoint.every is less than one block of each environment: the store fills with short blocks")
         log.info("%s on %s, seed %d, store %s", config.recipe, config.env, config.seed, format_bytes(prepared.store.nbytes))
         if checkpoint is not None:
-            steps = checkpoint.manifest["env_steps"]
+            steps = int(checkpoint.clock("env_steps"))
             stores = {name for name, node in prepared.program.nodes.items() if node.has(BLOCK_MEMORY)}
             empty = "; the replay was not saved and is empty" if stores - checkpoint.manifest["blocks"].keys() else ""
             text = f"resuming from checkpoint {checkpoint.number} at {steps:,} env steps{empty}"

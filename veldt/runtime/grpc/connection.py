@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import stat
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -64,8 +65,12 @@ def read_key(path: str | Path | None) -> bytes:
 def _read_private(path: str | Path, what: str) -> bytes:
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            mode, data = os.fstat(file.fileno()).st_mode, file.read(1 << 20)
+        # It may be a link, as secrets often are; to open a pipe would wait for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise UserError(f"The {what} {path} is not a regular file.")
+            data = file.read(1 << 20)
     except OSError as error:
         raise UserError(f"The {what} {path} cannot be read: {error.strerror}.") from None
     if mode & 0o077:

@@ -66,7 +66,10 @@ class Local:
         folder = None if self.directory is None else self.directory.resolve() / ".gate"
         if folder is None or len(str(folder)) > LONGEST_FOLDER:
             folder = Path(tempfile.mkdtemp(prefix="veldt-"))
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+        if not folder.is_symlink() and folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+        else:  # put there by somebody else, if there is anything
+            folder.unlink(missing_ok=True)
         folder.mkdir(mode=0o700)
         try:
             yield folder

@@ -218,12 +218,16 @@ class Supervisor:
         return [each.socket.fileno() for each in self.zygotes.values()]
 
     def _exits(self, light: bool) -> Iterator[tuple[Child, int]]:
-        """The processes of a zygote that have exited, with their status. Those that it has forked get their pids."""
+        """The processes of a zygote that have exited, or could not be forked, with their status. Those that it has forked
+        get their pids."""
         for event in self.zygotes[light].events():
             for child in self._children_of(light):
                 if child.name == event.get("forked"):
                     child.pid = event["pid"]
                     self._write_processes()
+                elif child.name == event.get("failed"):
+                    child.killed = f"it could not be forked: {event['why']}"
+                    yield child, 1
                 elif child.pid and child.pid == event.get("exited"):
                     child.pid = 0
                     yield child, event["status"]

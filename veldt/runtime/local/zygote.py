@@ -94,7 +94,8 @@ class Zygote:
         self._send({"fork": name, "order": order}, fds)
 
     def events(self) -> list[dict[str, Any]]:
-        """Events since the last call: {"forked": name, "pid": n} and {"exited": pid, "status": n}."""
+        """Events since the last call: {"forked": name, "pid": n}, {"failed": name, "why": text} where that could not be
+        forked, and {"exited": pid, "status": n}."""
         out = []
         while (message := self._receive(0.0)) is not None:
             out.append(message)
@@ -306,8 +307,13 @@ class Server:
         if "share" in message:
             self.descriptors |= dict(zip(message["share"], fds, strict=True))
             return
-        name = message["fork"]
-        me, pid = os.getpid(), os.fork()
+        name, me = message["fork"], os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little RAM: the others go on
+            for fd in fds:
+                os.close(fd)
+            return self._send({"failed": name, "why": str(error)})
         if pid == 0:
             die_with_parent(me)
             _prctl(PR_SET_CHILD_SUBREAPER, 1)
