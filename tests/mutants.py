@@ -57,6 +57,7 @@ ENVS = "tests/envs/test_envs.py::"
 EVALUATOR = "tests/acting/test_evaluator.py::"
 LEARNER = "tests/learning/test_learner.py::"
 LIMITERS = "tests/storing/test_limiters.py::"
+MASKS = "tests/test_masks.py::"
 NETS = "tests/nets/test_nets.py::"
 POLICY = "tests/acting/test_policy.py::"
 PROPERTIES = "tests/records/test_properties.py::"
@@ -975,6 +976,46 @@ MUTANTS = [
         "q_t = among_legal(net(s_t)",
         (DQN + "test_the_target_is_the_reward_and_the_discounted_largest_value_of_the_target_network",),
         ("higgsfield/RL-Adventure#32",),
+    ),
+    Mutant(
+        "bootstrap-from-an-illegal-action",
+        "The target is the largest value of all actions, of illegal ones too.",
+        "algorithms/dqn.py",
+        "q_t = among_legal(target(s_t), legal_t)",
+        "q_t = target(s_t)",
+        (MASKS + "test_dqn_bootstraps_with_the_best_legal_action_of_the_row_that_it_bootstraps_at",),
+    ),
+    Mutant(
+        "mask-of-another-row-than-the-bootstrap",
+        "Where an episode was truncated, the mask of the row n steps later is taken.",
+        "algorithms/base.py",
+        "legal_t = _put(short, legal_t, batch[MASK][:, at + k])",
+        "legal_t = legal_t",
+        (MASKS + "test_dqn_bootstraps_with_the_best_legal_action_of_the_row_that_it_bootstraps_at",),
+    ),
+    Mutant(
+        "random-actions-ignore-the-mask",
+        "A random action is drawn from all actions.",
+        "algorithms/dqn.py",
+        "if len(legal) == 0:",
+        "if len(legal) != actions:",
+        (MASKS + "test_random_actions_are_uniform_over_the_legal_ones",),
+    ),
+    Mutant(
+        "learner-policy-not-masked",
+        "Actors sample from the masked policy, and the learner compares with the unmasked one.",
+        "algorithms/vtrace.py",
+        "pi = distribution.among(parameters[:, :-1], self.legal(batch, slice(at, -1)))",
+        "pi = parameters[:, :-1]",
+        (MASKS + "test_vtrace_compares_masked_policies_and_moves_no_illegal_action",),
+    ),
+    Mutant(
+        "padding-without-legal-actions",
+        "The value of a row that has no legal action is minus infinity.",
+        "algorithms/base.py",
+        "q.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)",
+        "q.masked_fill(~legal, -torch.inf)",
+        (MASKS + "test_dqn_where_an_episode_ends_needs_no_legal_action",),
     ),
     Mutant(
         "double-chooses-with-the-target-network",

@@ -106,8 +106,8 @@ class TrainedPolicy(Policy):
         reward: Any = None,
         action_mask: Any = None,
     ) -> Any:
-        """Action values [actions], or [n, actions] of a batch; of the given actions alone, if there are any. Of an illegal one:
-        -inf. For continuous actions: the value of the policy's own, unless others are given."""
+        """Action values [actions], or [n, actions] of a batch, -inf where illegal; of the given actions alone, if there are
+        any. For continuous actions: the value of the policy's own, unless others are given."""
         return self._value("q", self._record(obs, state, first, reward, action_mask), state, action)
 
     def value(

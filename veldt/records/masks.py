@@ -27,8 +27,8 @@ class Masks:
         return Masks(self.paths, np.array(self.choices), False)
 
     def read(self, mask: Any, *leading: int) -> Array:
-        """The masks [*leading, ...] of an environment as rows [*leading, size]. A mask is an array of all choices, or a tuple
-        or dict with an array for each part of the action. What is neither is a ValueError."""
+        """The masks [*leading, ...] of an environment as rows [*leading, size]. A mask is an array of all choices, or a
+        tuple or dict with an array for each part of the action. What is neither is a ValueError."""
         parts = [mask]
         if isinstance(mask, dict):
             parts = [_at(mask, path) for path in self.paths]
