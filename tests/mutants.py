@@ -57,6 +57,7 @@ ENVS = "tests/envs/test_envs.py::"
 EVALUATOR = "tests/acting/test_evaluator.py::"
 LEARNER = "tests/learning/test_learner.py::"
 LIMITERS = "tests/storing/test_limiters.py::"
+MASKS = "tests/test_masks.py::"
 NETS = "tests/nets/test_nets.py::"
 POLICY = "tests/acting/test_policy.py::"
 PROPERTIES = "tests/records/test_properties.py::"
@@ -971,16 +972,56 @@ MUTANTS = [
         "bootstrap-from-the-online-network",
         "The target is computed with the network that is being trained.",
         "algorithms/dqn.py",
-        "q_t = target(s_t)",
-        "q_t = net(s_t)",
+        "q_t = among_legal(target(s_t)",
+        "q_t = among_legal(net(s_t)",
         (DQN + "test_the_target_is_the_reward_and_the_discounted_largest_value_of_the_target_network",),
         ("higgsfield/RL-Adventure#32",),
+    ),
+    Mutant(
+        "bootstrap-from-an-illegal-action",
+        "The target is the largest value of all actions, of illegal ones too.",
+        "algorithms/dqn.py",
+        "q_t = among_legal(target(s_t), legal_t)",
+        "q_t = target(s_t)",
+        (MASKS + "test_dqn_bootstraps_with_the_best_legal_action_of_the_row_that_it_bootstraps_at",),
+    ),
+    Mutant(
+        "mask-of-another-row-than-the-bootstrap",
+        "Where an episode was truncated, the mask of the row n steps later is taken.",
+        "algorithms/base.py",
+        "legal_t = _put(short, legal_t, batch[MASK][:, at + k])",
+        "legal_t = legal_t",
+        (MASKS + "test_dqn_bootstraps_with_the_best_legal_action_of_the_row_that_it_bootstraps_at",),
+    ),
+    Mutant(
+        "random-actions-ignore-the-mask",
+        "A random action is drawn from all actions.",
+        "algorithms/dqn.py",
+        "if len(legal) == 0:",
+        "if len(legal) != actions:",
+        (MASKS + "test_random_actions_are_uniform_over_the_legal_ones",),
+    ),
+    Mutant(
+        "learner-policy-not-masked",
+        "Actors sample from the masked policy, and the learner compares with the unmasked one.",
+        "algorithms/vtrace.py",
+        "pi = distribution.among(parameters[:, :-1], self.legal(batch, slice(at, -1)))",
+        "pi = parameters[:, :-1]",
+        (MASKS + "test_vtrace_compares_masked_policies_and_moves_no_illegal_action",),
+    ),
+    Mutant(
+        "padding-without-legal-actions",
+        "The value of a row that has no legal action is minus infinity.",
+        "algorithms/base.py",
+        "q.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)",
+        "q.masked_fill(~legal, -torch.inf)",
+        (MASKS + "test_dqn_where_an_episode_ends_needs_no_legal_action",),
     ),
     Mutant(
         "double-chooses-with-the-target-network",
         "Double DQN chooses its action with the target network, which is plain DQN.",
         "algorithms/dqn.py",
-        "net(s_t).argmax(1, keepdim=True)",
+        "among_legal(net(s_t), legal_t).argmax(1, keepdim=True)",
         "q_t.argmax(1, keepdim=True)",
         (DQN + "test_double_takes_the_online_networks_action_at_the_target_networks_value",),
         ("higgsfield/RL-Adventure#5", "keon/deep-q-learning#35"),
@@ -1293,8 +1334,8 @@ MUTANTS = [
         "behaviour-policy-recomputed",
         "The learner works out the policy that acted with its own weights, so that every ratio is 1.",
         "algorithms/vtrace.py",
-        'mu = parameters[:, :-1], batch["logits"][:, at:-1]',
-        "mu = parameters[:, :-1], parameters[:, :-1].detach()",
+        'mu = batch["logits"][:, at:-1]',
+        "mu = parameters[:, :-1].detach()",
         (
             LOSS,
             VTRACE + "test_the_ratio_is_to_the_recorded_policy",
@@ -1941,8 +1982,8 @@ MUTANTS = [
         "r2d2-target-chooses",
         "The target network chooses the action that it is bootstrapped with.",
         "algorithms/r2d2.py",
-        "q_target.gather(2, q.argmax(2, keepdim=True))",
-        "q_target.gather(2, q_target.argmax(2, keepdim=True))",
+        "best = among_legal(q, self",
+        "best = among_legal(q_target, self",
         (
             R2D2 + "test_the_bootstrap_is_the_targets_value_of_the_online_networks_choice",
             LEARNED,
@@ -1952,8 +1993,8 @@ MUTANTS = [
         "target-value-not-unrescaled",
         "The value that is bootstrapped with stays under h.",
         "algorithms/r2d2.py",
-        "v = self.h_inverse(q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))",
-        "v = q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2)",
+        "v = self.h_inverse(q_target.gather(2, best).squeeze(2))",
+        "v = q_target.gather(2, best).squeeze(2)",
         (LEARNED,),
     ),
     Mutant(

@@ -103,7 +103,9 @@ def test_values_are_those_of_the_actions() -> None:
     q, action = policy.q(obs), policy(obs)[0]
     assert q.shape == (2,) and action == q.argmax() and policy.value(obs) == q.max()
     assert policy.q(obs, action=1) == q[1]
-    heads = policy.algorithm.forward(policy.net, *policy._rows(policy._record(obs, None, None, None)[0], None)[1:])[0]["q"]
+    heads = policy.algorithm.forward(policy.net, *policy._rows(policy._record(obs, None, None, None, None)[0], None)[1:])[
+        0
+    ]["q"]
     np.testing.assert_allclose(policy.algorithm.h(q), heads[0].numpy(), rtol=1e-4)
     with pytest.raises(UserError, match="VTraceActorCritic has no q; it has value"):
         trained(KINDS["impala"][0], cartpole()).q(obs)

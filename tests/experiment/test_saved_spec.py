@@ -40,7 +40,7 @@ OBSERVATIONS = spaces.Dict(
 )
 
 
-SETTINGS: dict[str, Any] = {"image_size": 42, "grayscale": True, "combine": True}
+SETTINGS: dict[str, Any] = {"image_size": 42, "grayscale": True, "combine": True, "masks": ""}
 
 
 def env(space: spaces.Space[Any], name: str = "my:Env", **settings: Any) -> EnvSpec:
@@ -82,6 +82,8 @@ BAD = {
     "settings": {"image_size": 4},
     "settings.image_size": 2**40,
     "settings.combine": 1,
+    "settings.masks": "somewhere",
+    "settings.masks+": "observation",
     "observation_space": {},
     "observation_space.spaces": {},
     "observation_space.spaces.image": {"type": "Box", "shape": [84, 84], "dtype": "O"},

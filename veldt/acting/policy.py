@@ -20,7 +20,7 @@ from veldt.gpus import memory_of
 from veldt.learning.params import LatestParams, Weights, flatten
 from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
-from veldt.records.step import EnvSpec, is_observation
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree, zeros
 
 log = logging.getLogger("veldt")
@@ -203,7 +203,7 @@ class BatchedPolicy(NetworkPolicy):
         self._lanes = lru_cache(MOST_ORDERS)(self._lanes_of)
         self._held = self._held_for(self.groups * self.n)
         history, state, total = self.algorithm.window.history, self.algorithm.state(env), self.groups * self.n
-        self._seen = [name for name in env.step if is_observation(name) or (name == "reward" and state)]
+        self._seen = [*env.seen, *(["reward"] if state else [])]
         columns = {name: env.step[name] for name in [*self._seen, *(["first"] if state else [])]}
         if history > 1:
             columns |= {name: env.step[name] for name in ("first", "valid")}

@@ -16,6 +16,7 @@ from veldt.acting.actor import Policy
 from veldt.algorithms.base import Algorithm, Tensors
 from veldt.errors import UserError
 from veldt.records.checks import ActionCheck
+from veldt.records.masks import MASK
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -63,33 +64,57 @@ class TrainedPolicy(Policy):
         self._warned = False
 
     def __call__(
-        self, obs: Any, state: State | None = None, *, explore: float | None = None, first: Any = None, reward: Any = None
+        self,
+        obs: Any,
+        state: State | None = None,
+        *,
+        explore: float | None = None,
+        first: Any = None,
+        reward: Any = None,
+        action_mask: Any = None,
     ) -> tuple[Any, State | None]:
         """The action in the format of the environment's action space, and the next state.
 
         `first` [n]: where an episode begins; their state is ignored. `reward` [n]: what the last action earned, which a
-        recurrent policy sees too (0 where an episode begins). The state is None for a policy that keeps nothing.
+        recurrent policy sees too (0 where an episode begins). `action_mask` [n, ...]: which actions are legal, if the
+        environment says so in its info. The state is None for a policy that keeps nothing.
         """
-        step, single = self._record(obs, state, first, reward)
+        step, single = self._record(obs, state, first, reward, action_mask)
         out, after = self._act(step, state, self.explore if explore is None else explore)
         action = self._to_env(out["action"][0] if single else out["action"])
         return action, (after if self.keeps_state else None)
 
     def predict(
-        self, observation: Any, state: State | None = None, episode_start: Any = None, deterministic: bool = True
+        self,
+        observation: Any,
+        state: State | None = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+        action_masks: Any = None,
     ) -> tuple[Any, State | None]:
         """As the method of this name in Stable-Baselines3. Not deterministic: it explores as at the end of training."""
         amount = 0.0 if deterministic else self.trained_explore
-        return self(observation, state, explore=amount, first=episode_start)
+        return self(observation, state, explore=amount, first=episode_start, action_mask=action_masks)
 
-    def q(self, obs: Any, state: State | None = None, action: Any = None, *, first: Any = None, reward: Any = None) -> Any:
-        """Action values [actions], or [n, actions] of a batch; of the given actions alone, if there are any. For continuous
-        actions: the value of the policy's own, unless others are given."""
-        return self._value("q", obs, state, first, reward, action)
+    def q(
+        self,
+        obs: Any,
+        state: State | None = None,
+        action: Any = None,
+        *,
+        first: Any = None,
+        reward: Any = None,
+        action_mask: Any = None,
+    ) -> Any:
+        """Action values [actions], or [n, actions] of a batch, -inf where illegal; of the given actions alone, if there are
+        any. For continuous actions: the value of the policy's own, unless others are given."""
+        return self._value("q", self._record(obs, state, first, reward, action_mask), state, action)
 
-    def value(self, obs: Any, state: State | None = None, *, first: Any = None, reward: Any = None) -> Any:
+    def value(
+        self, obs: Any, state: State | None = None, *, first: Any = None, reward: Any = None, action_mask: Any = None
+    ) -> Any:
         """The value of the observation under the greedy policy; of the policy itself for an actor-critic."""
-        return self._value("value", obs, state, first, reward)
+        return self._value("value", self._record(obs, state, first, reward, action_mask), state)
 
     @property
     def keeps_state(self) -> bool:
@@ -121,8 +146,8 @@ class TrainedPolicy(Policy):
         return out, State({name: x[:, 1:] for name, x in rows.items()} if self._history > 1 else {}, after)
 
     @torch.inference_mode()
-    def _value(self, name: str, obs: Any, state: State | None, first: Any, reward: Any, action: Any = None) -> Any:
-        step, single = self._record(obs, state, first, reward)
+    def _value(self, name: str, record: tuple[Tree, bool], state: State | None, action: Any = None) -> Any:
+        step, single = record
         _, tensors, before = self._rows(step, state)
         taken = None
         if action is not None:
@@ -137,7 +162,7 @@ class TrainedPolicy(Policy):
     def _rows(self, step: Tree, state: State | None) -> tuple[Tree, Tensors, Tensors]:
         """The record and those before it [n, history, ...], the same as tensors, and the recurrent state before it."""
         n, first = len(step["first"]), step["first"]
-        names = [*self.env.observation, *(["reward"] if self._recurrent else [])]
+        names = [*self.env.seen, *(["reward"] if self._recurrent else [])]
         names += ["first", "valid"] if self._history > 1 else []
         rows = {name: step[name][:, None] for name in names}
         if self._history > 1:
@@ -153,7 +178,7 @@ class TrainedPolicy(Policy):
             }
         return rows, {name: torch.from_numpy(x).to(self.device) for name, x in rows.items()}, before
 
-    def _record(self, obs: Any, state: State | None, first: Any, reward: Any) -> tuple[Tree, bool]:
+    def _record(self, obs: Any, state: State | None, first: Any, reward: Any, action_mask: Any) -> tuple[Tree, bool]:
         """The step record of observations from the user, and whether it was a single one."""
         columns = _columns(self.env, obs, self.clip)
         shapes = {name: c.shape for name, c in self.env.observation.items()}
@@ -175,10 +200,24 @@ class TrainedPolicy(Policy):
                 warnings.warn("A recurrent policy sees the last reward: without reward= it is taken as 0.", stacklevel=3)
             given = np.zeros(n, np.float32) if reward is None else np.asarray(reward, np.float32).reshape(n)
             step["reward"] = np.where(step["first"], np.float32(0), given)
+        if self.env.mask:
+            step[MASK] = self._legal(obs, action_mask, n, single)
         kept = 0 if state is None else state.n
         if kept not in (0, n):
             raise UserError(f"The state is that of {kept} environments, but there are {n} observations.")
         return step, single
+
+    def _legal(self, obs: Any, action_mask: Any, n: int, single: bool) -> Array:
+        """The rows [n, ...] of the action masks, from the observation or from the user."""
+        adapter = self.env.adapter
+        assert adapter is not None
+        if action_mask is None and adapter.settings["masks"] == "info":
+            raise UserError(f"The actions of {self.env.name} are masked: give action_mask=info['action_mask'].")
+        try:
+            rows = adapter.legal(obs, {MASK: action_mask}, *(() if single else (n,)))
+        except ValueError as error:
+            raise UserError(f"This is no action_mask of {self.env.name}: {error}.") from None
+        return rows[None] if single else rows
 
     def _recorded(self, action: Any, n: int) -> Array:
         """The actions of the user, as the network takes them."""

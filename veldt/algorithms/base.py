@@ -20,6 +20,7 @@ from veldt.nets.torsos import each, on_device, torso_for, user_network
 from veldt.records.adapter import MOST_COMBINED
 from veldt.records.block import Schema, Window
 from veldt.records.history import check_stacked, observation, observation_at, observations
+from veldt.records.masks import MASK
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, namespace, spec
 from veldt.seeds import Random
@@ -74,6 +75,7 @@ class Algorithm(Protocol):
     """To inherit. By default it records nothing beside the action, has no recurrent state, and explores by an epsilon."""
 
     uses_target: ClassVar[bool] = True  # whether `loss` reads the target network
+    masks: ClassVar[bool] = False  # it honours action masks (`records.masks`), when acting and in bootstraps
     one_choice: ClassVar[bool] = False  # it takes Discrete actions alone: a few combinations of choices become one
     exploration: ClassVar[str] = "epsilon"  # the name of `explore` in metrics: epsilon, sigma...; empty: not reported
 
@@ -168,6 +170,10 @@ class Observer(Algorithm):
         batch the store has already blanked history of earlier episodes."""
         return observation(rows, at, self.history, self.stacked, isinstance(rows, Batch) and self.window.slices)
 
+    def legal(self, rows: Tensors | Batch, at: int | slice) -> Tensor | None:
+        """Which actions are legal at row `at` of rows [B, T, ...]: [B, choices]; None: all, always."""
+        return rows[MASK][:, at] if MASK in rows else None
+
     def clipped(self, reward: Any) -> Any:
         return reward.clip(-self.clip_reward, self.clip_reward) if self.clip_reward else reward
 
@@ -214,6 +220,11 @@ def require_one_choice(env: EnvSpec, name: str) -> None:
         raise UserError(f"{name} needs a Discrete action space, but {env.name} has {space}; try apex-dpg.")
 
 
+def among_legal(q: Tensor, legal: Tensor | None) -> Tensor:
+    """Values [..., actions], -inf for illegal actions. Rows without a legal one, such as padding, stay as they are."""
+    return q if legal is None else q.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
+
+
 class Transitions(NamedTuple):
     """Input of a one-step loss; observations are tensors, or dicts of them for a Dict observation."""
 
@@ -243,7 +254,9 @@ class ActionValues(Observer):
 
     def values(self, net: nn.Module, rows: Tensors, state: Tensors, action: Tensor | None = None) -> Tensors:
         """From the values `q` [n, actions] of the forward pass."""
-        q = self.h_inverse(self.forward(net, rows, state)[0]["q"])
+        q = self.forward(net, rows, state)[0]["q"]
+        legal = q > -torch.inf
+        q = torch.where(legal, self.h_inverse(torch.where(legal, q, 0.0)), q)
         return {"value": q.amax(1), "q": q if action is None else q.gather(1, action[:, None])[:, 0]}
 
     def h(self, x: Any) -> Any:
@@ -270,29 +283,37 @@ class ActionValues(Observer):
         return n_step(self.clipped(reward), discount, last, self.n, self.gamma)
 
     def transitions(self, batch: Batch) -> Transitions:
+        return self.masked_transitions(batch)[0]
+
+    def masked_transitions(self, batch: Batch) -> tuple[Transitions, Tensor | None]:
         """Row `at` is s_tm1, where the action was taken. The rewards and discounts of later rows make the return, which is
-        bootstrapped at row at + m, s_t."""
+        bootstrapped at row at + m, s_t. And which actions are legal there, [B, actions]; None: all, always."""
         at = self.history - 1
         step = self.returns(*(batch.host[name][:, at:] for name in ("reward", "discount", "last")))
         if namespace(step.m) is torch:
             return self._transitions_on_device(batch, step)
         r_t, discount_t = (torch.from_numpy(x[:, 0]).to(batch.device) for x in (step.reward, step.discount))
-        s_t = self.observe(batch, at + self.n)
+        s_t, legal_t = self.observe(batch, at + self.n), self.legal(batch, at + self.n)
         # Where an episode was truncated m is less than n. Where it terminated the discount is 0, so any row will do.
         truncated = (step.m < self.n) & (step.discount > 0)  # [B, 1]
         if truncated.any():  # rare
             for k in range(1, self.n):
                 short = on_device(np.flatnonzero(truncated & (step.m == k)), batch.device)
                 s_t = each(s_t, partial(_put, short), self.observe(batch, at + k))
-        return Transitions(self.observe(batch, at), batch["action"][:, at], r_t, discount_t, s_t)
+                if legal_t is not None:
+                    legal_t = _put(short, legal_t, batch[MASK][:, at + k])
+        return Transitions(self.observe(batch, at), batch["action"][:, at], r_t, discount_t, s_t), legal_t
 
-    def _transitions_on_device(self, batch: Batch, step: NStep) -> Transitions:
+    def _transitions_on_device(self, batch: Batch, step: NStep) -> tuple[Transitions, Tensor | None]:
         """The same without a decision on the host: the row of each bootstrap is looked up there."""
         at, reward, discount, m = self.history - 1, step.reward[:, 0], step.discount[:, 0], step.m[:, 0]
-        s_t = self.observe(batch, at + 1)
+        s_t, legal_t = self.observe(batch, at + 1), self.legal(batch, at + 1)
         if self.n > 1:
-            s_t = observation_at(batch, at + torch.where(discount > 0, m, self.n), self.history, self.stacked)
-        return Transitions(self.observe(batch, at), batch["action"][:, at], reward, discount, s_t)
+            row = at + torch.where(discount > 0, m, self.n)
+            s_t = observation_at(batch, row, self.history, self.stacked)
+            if legal_t is not None:
+                legal_t = batch[MASK][torch.arange(len(row), device=row.device), row]
+        return Transitions(self.observe(batch, at), batch["action"][:, at], reward, discount, s_t), legal_t
 
 
 def _put(index: Tensor, x: Tensor, other: Tensor) -> Tensor:

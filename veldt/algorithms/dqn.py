@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, require_one_choice
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, among_legal, require_one_choice
 from veldt.bounds import above
 from veldt.compiled import njit
 from veldt.nets.networks import QHead, QNetwork
@@ -43,6 +43,7 @@ class DQN(ActionValues):
     network_from: str = ""
     """`module:callable` that builds the network below the head from an EnvSpec: [B, ...] -> [B, features]."""
 
+    masks: ClassVar = True
     one_choice: ClassVar = True
 
     def check(self, env: EnvSpec) -> None:
@@ -58,18 +59,20 @@ class DQN(ActionValues):
         return QNetwork(torso, QHead(torso.features, env.n_actions, self.dueling, torso.width if self.dueling else 0))
 
     def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
-        return {"q": net(self.observe(rows, self.history - 1))}, {}
+        at = self.history - 1
+        return {"q": among_legal(net(self.observe(rows, at)), self.legal(rows, at))}, {}
 
     def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
-        """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random action."""
+        """Epsilon-greedy: with probability explore[i] environment i takes a uniformly random one of the legal actions."""
         return epsilon_greedy(out["q"], explore, rng)
 
     def loss(self, net: nn.Module, target: nn.Module, batch: Batch) -> Loss:
-        s_tm1, a_tm1, r_t, discount_t, s_t = self.transitions(batch)
+        (s_tm1, a_tm1, r_t, discount_t, s_t), legal_t = self.masked_transitions(batch)
         q_tm1 = net(s_tm1).gather(1, a_tm1[:, None]).squeeze(1)  # [B]
         with torch.no_grad():
-            q_t = target(s_t)
-            v_t = q_t.gather(1, net(s_t).argmax(1, keepdim=True)).squeeze(1) if self.double else q_t.amax(1)
+            q_t = among_legal(target(s_t), legal_t)
+            best = among_legal(net(s_t), legal_t).argmax(1, keepdim=True) if self.double else None
+            v_t = q_t.amax(1) if best is None else q_t.gather(1, best).squeeze(1)
             y = torch.addcmul(r_t, discount_t, v_t)
             priorities = (y - q_tm1).abs_()
         error = F.smooth_l1_loss(q_tm1, y, reduction="none") if self.huber else 0.5 * (y - q_tm1).square()
@@ -78,7 +81,8 @@ class DQN(ActionValues):
 
 
 def epsilon_greedy(q: Array, explore: Array, rng: Random) -> Tree:
-    """Columns [n] from values q [n, actions]: `action`, `q` (its value) and `v` (the largest value)."""
+    """Columns [n] from values q [n, actions]: `action`, `q` (its value) and `v` (the largest value). Illegal actions, whose
+    value is -inf, are not taken."""
     values, amounts = np.ascontiguousarray(q), explore if explore.flags.writeable else explore.copy()
     return dict(zip(("action", "q", "v"), _epsilon_greedy(values, rng.random((len(q), 2)), amounts), strict=True))
 
@@ -90,9 +94,14 @@ def _epsilon_greedy(q: Array, random: Array, explore: Array) -> Any:
     for i in range(n):
         best = 0
         for a in range(1, actions):
-            if q[i, a] > q[i, best]:
+            if q[i, a] > q[i, best] or (q[i, best] == -np.inf and q[i, a] != -np.inf):
                 best = a
         v[i] = q[i, best]
-        action[i] = np.int64(random[i, 1] * actions) if random[i, 0] < explore[i] else best
+        action[i] = best
+        if random[i, 0] < explore[i]:
+            legal = np.flatnonzero(q[i] != -np.inf)
+            if len(legal) == 0:  # the network's values have overflowed
+                legal = np.arange(actions)
+            action[i] = legal[np.int64(random[i, 1] * len(legal))]
         q_taken[i] = q[i, action[i]]
     return action, q_taken, v

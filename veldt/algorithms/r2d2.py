@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, require_one_choice
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, among_legal, require_one_choice
 from veldt.algorithms.dqn import epsilon_greedy
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
@@ -94,6 +94,7 @@ class R2D2(ActionValues):
     network_from: str = ""
     """`module:callable` that builds the network below the LSTM from an EnvSpec: [B, ...] -> [B, features]."""
 
+    masks: ClassVar = True
     one_choice: ClassVar = True
 
     @property
@@ -124,10 +125,11 @@ class R2D2(ActionValues):
 
     def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         assert isinstance(net, RecurrentQ)
+        at = self.history - 1
         if not self.lstm:
-            return {"q": net.head(net.torso(self.observe(rows, self.history - 1)))}, {}
+            return {"q": among_legal(net.head(net.torso(self.observe(rows, at))), self.legal(rows, at))}, {}
         q, after = net.step(self.newest(rows, state), state)
-        return {"q": q[:, 0]}, after
+        return {"q": among_legal(q[:, 0], self.legal(rows, at))}, after
 
     def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
         return epsilon_greedy(out["q"], explore, rng)
@@ -170,7 +172,8 @@ class R2D2(ActionValues):
             q_target = target(later, target.burn_in(earlier, state))  # [B, length + n, actions]
         q = net(later, net.burn_in(earlier, state))
         with torch.no_grad():
-            v = self.h_inverse(q_target.gather(2, q.argmax(2, keepdim=True)).squeeze(2))  # [B, length + n]
+            best = among_legal(q, self.legal(batch, trained)).argmax(2, keepdim=True)
+            v = self.h_inverse(q_target.gather(2, best).squeeze(2))  # [B, length + n]
             y = self.h(step.reward + step.discount * v.gather(1, bootstrap))
         action = batch["action"][:, trained][:, : self.length, None]
         taken = q[:, : self.length].gather(2, action).squeeze(2)

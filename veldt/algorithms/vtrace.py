@@ -115,6 +115,7 @@ class VTraceActorCritic(Observer):
     network_from: str = ""
     """`module:callable` that builds the network below the LSTM and the heads from an EnvSpec: [B, ...] -> [B, features]."""
 
+    masks: ClassVar = True
     exploration: ClassVar[str] = ""  # the policy itself is stochastic
     uses_target: ClassVar[bool] = False
 
@@ -142,10 +143,13 @@ class VTraceActorCritic(Observer):
 
     def forward(self, net: nn.Module, rows: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         assert isinstance(net, PolicyAndValue)
+        at = self.history - 1
         if not self.lstm:
-            return {"logits": net.policy(self.observe(rows, self.history - 1))}, {}  # [n, P]
+            return {
+                "logits": net.distribution.among(net.policy(self.observe(rows, at)), self.legal(rows, at))
+            }, {}  # [n, P]
         (parameters, _), after = net.step(self.newest(rows, state), state)
-        return {"logits": parameters[:, 0]}, after
+        return {"logits": net.distribution.among(parameters[:, 0], self.legal(rows, at))}, after
 
     def decide(self, net: nn.Module, out: Tree, explore: Array, rng: Random) -> Tree:
         """With probability explore[i] environment i samples from the policy, else it takes the most likely action."""
@@ -167,7 +171,8 @@ class VTraceActorCritic(Observer):
         assert isinstance(net, PolicyAndValue)
         distribution, at = net.distribution, self.history - 1
         parameters, value = net(self.sequence(net, batch, batch.starts), batch.starts)  # [B, T + 1, P], [B, T + 1]
-        pi, mu = parameters[:, :-1], batch["logits"][:, at:-1]
+        pi = distribution.among(parameters[:, :-1], self.legal(batch, slice(at, -1)))
+        mu = batch["logits"][:, at:-1]
         taken = batch[distribution.taken][:, at:-1]  # [B, T, ...]
         log_pi = distribution.log_prob(pi, taken)  # [B, T]
         trains = trainable(batch.host["valid"][:, at:], batch.host["last"][:, at:], 1)  # [B, T]

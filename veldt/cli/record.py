@@ -48,6 +48,8 @@ class Record:
     """Resize large images, as in veldt train (default: as in the run)."""
     grayscale: bool = False
     """Make large images grey (default: as in the run)."""
+    action_masks: bool = True
+    """Read which actions are legal, as in veldt train (default: as in the run)."""
     episodes: Annotated[int, above(0)] = 20
     """Number of episodes to record."""
     seed: Annotated[int, at_least(0)] = 0
@@ -107,7 +109,8 @@ def _make_player(args: Record) -> tuple[Envs, Policy]:
     if not args.env:
         raise UserError("Give the environment to play, for example --env CartPole-v1")
     _check_protocol(args.env, args.protocol)
-    how = {"kwargs": args.env_kwargs, "wrappers": args.wrappers, "image_size": args.image_size, "grayscale": args.grayscale}
+    how: dict[str, Any] = {"kwargs": args.env_kwargs, "wrappers": args.wrappers, "image_size": args.image_size}
+    how |= {"grayscale": args.grayscale, "action_masks": args.action_masks}
     # The algorithms that learn from demonstrations of choices take a single one.
     envs, game = make_played(callables.absolute(args.env), args.protocol, combine=True, **how)
     return envs, Scripted(make, game, envs.spec, args.policy)

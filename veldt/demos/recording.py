@@ -25,6 +25,7 @@ from veldt.envs.atari import PROTOCOLS, Atari
 from veldt.errors import UserError
 from veldt.files import MANIFEST, sync_directory, write_arrays
 from veldt.records.adapter import Adapter
+from veldt.records.masks import MASK
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree
 from veldt.seeds import derive
@@ -275,9 +276,14 @@ class Scripted(Immediate):
                 kind = type(made).__name__
                 raise UserError(f"{self.name} must return a function from an observation to an action, not a {kind}.")
             self._expert = made
-        seen: Any = {name.removeprefix("obs/"): step[name][0].copy() for name in self.spec.observation}
+        seen: Any = {name.removeprefix("obs/"): step[name][0].copy() for name in self.spec.seen}
         assert self._expert is not None
-        return {"action": self._checked(self._expert(seen["obs"] if "obs" in self.spec.observation else seen))[None]}
+        given = self._expert(seen["obs"] if "obs" in self.spec.observation else seen)
+        action = self._checked(given)[None]
+        masks = self.spec.adapter.masks if self.spec.adapter is not None else None
+        if masks is not None and not masks.allows(step[MASK], action)[0]:
+            raise UserError(f"{self.name} returned the action {reprlib.repr(given)}, which its action_mask forbids.")
+        return {"action": action}
 
     def reset(self, group: int) -> None:
         super().reset(group)
@@ -323,5 +329,6 @@ def make_played(env: str, protocol: str = "", **options: Any) -> tuple[Envs, Any
         envs.close()
         single = functools.partial(gym.make, env, disable_env_checker=True, **read_kwargs(options.pop("kwargs", ())))
         seen = {name: x for name, x in options.items() if name in ("clip", "image_size", "grayscale", "combine")}
-        envs = Envs(make_env(single, 1, **options).env, env, **seen)
+        made = make_env(single, 1, **options)
+        envs = Envs(made.env, env, **seen, masks=made.adapter.settings["masks"])
     return envs, envs.env.envs[0].unwrapped if isinstance(envs.env, SyncVectorEnv) else envs.env

@@ -23,6 +23,7 @@ from veldt.envs.atari import find_protocol
 from veldt.errors import UserError
 from veldt.files import MANIFEST, Corrupt, fingerprint
 from veldt.foreign import plain
+from veldt.records.masks import MASK
 from veldt.records.step import SIGNALS, EnvSpec, is_observation
 from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec, zeros
 
@@ -95,9 +96,13 @@ class Demos:
         self._check_protocol(env, protocol)
         if env.name != self.env:
             log.warning("the demonstrations in %s were recorded from %s, not from %s", self.path, self.env, env.name)
-        columns = self._rows("action", "last")
-        if not is_inside(env.action_space, columns["action"][~columns["last"]]):
+        columns = self._rows("action", "last", *([MASK] if env.mask else []))
+        taken = ~columns["last"]
+        if not is_inside(env.action_space, columns["action"][taken]):
             raise UserError(f"The demonstrations in {self.path} have actions that are not in {env.action_space}.")
+        masks = env.adapter.masks if env.adapter is not None else None
+        if masks is not None and not masks.allows(columns[MASK][taken], columns["action"][taken]).all():
+            raise UserError(f"The demonstrations in {self.path} have actions that their action_mask forbids.")
 
     def episodes(self) -> Iterator[Tree]:
         """Columns [k + 1, ...] of each episode of k actions. Holds one shard and one episode in RAM at a time."""
@@ -225,7 +230,7 @@ def read_columns(manifest: dict[str, Any]) -> Spec:
         valid = isinstance(shape, list) and len(shape) <= 8 and all(map(_is_count, shape)) and dtype in DTYPES
         require(valid, f"its {MANIFEST} has an invalid column {reprlib.repr(name)}")
         columns[name] = spec(tuple(shape), dtype)
-    others = {name for name in columns if name not in SIGNALS and not is_observation(name)}
+    others = {name for name in columns if name not in (*SIGNALS, MASK) and not is_observation(name)}
     complete = others == {"action"} and all(columns.get(name) == column for name, column in SIGNALS.items())
     require(complete, f"its {MANIFEST} does not have the columns of a step record")
     return columns

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
@@ -16,6 +17,7 @@ from veldt.envs.find import find, is_atari
 from veldt.envs.single import Single, check_kind, not_made
 from veldt.envs.vector import Envs
 from veldt.errors import UserError
+from veldt.records.masks import MASK
 
 EnvLike = str | Callable[[], gym.Env[Any, Any]]
 Wrapper = str | Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
@@ -34,12 +36,14 @@ def make_env(
     image_size: int = 0,
     grayscale: bool = False,
     combine: bool = False,
+    action_masks: bool = True,
 ) -> Envs:
     """n environments from a Gymnasium id, `module:id`, `module:callable`, or a callable that returns one `gymnasium.Env`.
 
     `protocol` names the settings of Atari (`veldt.envs.atari`). `clip`: observations outside their space are clipped.
     `kwargs` are arguments of the environment, as a dict or as texts `key=value`; `wrappers` are applied to each
-    environment in this order. The others are those of `veldt.records.adapter.Adapter`.
+    environment in this order. `action_masks`: which actions are legal is read from the observation's key or the info
+    `action_mask`, where the first reset has one. The others are those of `veldt.records.adapter.Adapter`.
     """
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     factory = find(env) if isinstance(env, str) else env
@@ -59,7 +63,26 @@ def make_env(
         sentence, told = not_made(name, error)
         log.error("%s\n%s", sentence, told)
         raise sentence from error
-    return Envs(vector, name, clip, image_size, grayscale, combine)
+    return adapted(vector, name, action_masks, (clip, image_size, grayscale, combine))
+
+
+def adapted(vector: VectorEnv[Any, Any, Any], name: str, action_masks: bool, how: tuple[bool, int, bool, bool]) -> Envs:
+    """`how`: the arguments of `Envs`."""
+    space = vector.single_observation_space
+    if not action_masks:
+        return Envs(vector, name, *how)
+    if isinstance(space, spaces.Dict) and MASK in space.spaces:
+        return Envs(vector, name, *how, masks="observation")
+    singles = [env for env in getattr(vector, "envs", ()) if isinstance(env, Single)]
+    mask = singles[0].find_mask() if singles else None
+    if mask is None:
+        return Envs(vector, name, *how)
+    envs = Envs(vector, name, *how, masks="info")
+    assert envs.adapter.masks is not None
+    for single in singles:
+        single.masks = envs.adapter.masks.flat()
+    singles[0].read({MASK: mask})  # an error before any process starts
+    return envs
 
 
 def _registered(

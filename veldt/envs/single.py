@@ -16,6 +16,7 @@ from gymnasium.vector import VectorEnv
 
 from veldt.envs.vector import RETURN_ENDS
 from veldt.errors import UserError
+from veldt.records.masks import MASK, Masks
 
 
 class Single(gym.Wrapper[Any, Any, Any, Any]):
@@ -25,10 +26,12 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
         self.name = name
         self._reset = self._stepped = False  # and what came was checked
         self._scalar = _has_scalar(env.action_space)
+        self.masks: Masks | None = None  # set where info says which actions are legal
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._reset:
-            return self.env.reset(seed=seed, options=options)[0], {}
+            obs, info = self.env.reset(seed=seed, options=options)
+            return obs, self.read(info)
         try:
             found: Any = self.env.reset(seed=seed, options=options)
         except TypeError as error:
@@ -42,7 +45,7 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
             raise UserError(f"{self.name}: reset must return a tuple (obs, info), but it returned {_kind(found)}{old}.")
         self._check(found[0], "reset")
         self._reset = True
-        return found[0], {}
+        return found[0], self.read(found[1])
 
     def step(self, action: Any) -> Any:
         if self._scalar:  # of a vector's actions these alone are no arrays
@@ -59,7 +62,28 @@ class Single(gym.Wrapper[Any, Any, Any, Any]):
             self._check_step(found)
             self._stepped = True
         obs, reward, terminated, truncated, info = found
-        return obs, reward, terminated, truncated, ({RETURN_ENDS: info[RETURN_ENDS]} if RETURN_ENDS in info else {})
+        return obs, reward, terminated, truncated, self.read(info)
+
+    def find_mask(self) -> Any:
+        """The action mask in the info of a first reset; None: it has none, or cannot be reset, which is said later."""
+        try:
+            found: Any = self.env.reset(seed=0)
+        except UserError:
+            raise
+        except Exception:
+            return None
+        return found[1].get(MASK) if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict) else None
+
+    def read(self, info: dict[str, Any]) -> dict[str, Any]:
+        """What Veldt reads of an info. An action mask that is missing masks nothing."""
+        read = {RETURN_ENDS: info[RETURN_ENDS]} if RETURN_ENDS in info else {}
+        if self.masks is None:
+            return read
+        try:
+            mask = info.get(MASK)
+            return read | {MASK: np.ones(self.masks.size, np.bool_) if mask is None else self.masks.read(mask)}
+        except ValueError as error:
+            raise UserError(f"{self.name}: info['action_mask'] does not fit its actions: {error}.") from None
 
     def _check_step(self, found: Any) -> None:
         n = len(found) if isinstance(found, tuple | list) else 0

@@ -194,6 +194,38 @@ class Spin(gym.Env[Array, np.int64]):
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
 
+class Cards(gym.Env[Any, np.int64]):
+    """A hand of n cards with random values; each is played once. The lowest of those left earns 1, so the optimum is n.
+    A card that was played is an illegal action, which raises a ValueError.
+
+    `info["action_mask"]` says which cards are left; or, if `dict`, the observation's key `action_mask` does.
+    """
+
+    def __init__(self, n: int = 5, dict: bool = False) -> None:
+        self.n, self.dict = n, dict
+        self.values, self.left = np.zeros(n, np.float32), np.ones(n, np.bool_)
+        cards = spaces.Box(0, 1, (n,), np.float32)
+        self.observation_space = spaces.Dict(cards=cards, action_mask=spaces.MultiBinary(n)) if dict else cards
+        self.action_space = spaces.Discrete(n)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        self.values, self.left = self.np_random.random(self.n, np.float32), np.ones(self.n, np.bool_)
+        return self._observe()
+
+    def step(self, action: np.int64) -> Any:
+        if not self.left[action]:
+            raise ValueError(f"card {action} was played")
+        lowest = self.values[action] == self.values[self.left].min()
+        self.left[action] = False
+        obs, info = self._observe()
+        return obs, float(lowest), not self.left.any(), False, info
+
+    def _observe(self) -> tuple[Any, Any]:
+        cards, mask = self.values.copy(), self.left.astype(np.int8)
+        return ({"cards": cards, "action_mask": mask}, {}) if self.dict else (cards, {"action_mask": mask})
+
+
 SEEN = [0, 2]  # columns of CartPole's observation: the position of the cart and the angle of the pole
 
 
@@ -226,7 +258,15 @@ class MaskedCartPoleVector(Masked, CartPoleVectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
 
 
-_limits = {"Chain": 100, "DeepSea": None, "Catch": None, "BlindCliffwalk": None, "Counter": None, "Spin": 1000}
+_limits = {
+    "Cards": None,
+    "Chain": 100,
+    "DeepSea": None,
+    "Catch": None,
+    "BlindCliffwalk": None,
+    "Counter": None,
+    "Spin": 1000,
+}
 for _name, _limit in _limits.items():
     gym.register(f"veldt/{_name}-v0", entry_point=f"veldt.envs.small:{_name}", max_episode_steps=_limit)
 gym.register(

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from veldt.compiled import njit
 from veldt.errors import EnvError, UserError
 from veldt.records.adapter import Adapter, Column
+from veldt.records.masks import MASK
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 
@@ -32,6 +33,8 @@ class Envs:
     A finite observation outside its space is kept, or clipped if `clip` says so; the first one is logged. One that is none
     of the choices of its Discrete or MultiDiscrete space is dropped.
 
+    Where actions are masked, a row without a legal action is dropped too, but for the last of an episode.
+
     The other arguments are those of an `Adapter`, which makes columns of observations.
     """
 
@@ -43,13 +46,14 @@ class Envs:
         image_size: int = 0,
         grayscale: bool = False,
         combine: bool = False,
+        masks: str = "",
     ) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{name} resets in mode {mode}, but Veldt needs NEXT_STEP autoreset; build it with that.")
         self.env, self.name, self.n, self.clip = env, name, env.num_envs, clip
         space, taken = env.single_observation_space, env.single_action_space
-        self.adapter = adapter = Adapter(space, taken, name, image_size, grayscale, combine)
+        self.adapter = adapter = Adapter(space, taken, name, image_size, grayscale, combine, masks)
         self.spec = EnvSpec.of(name, adapter)
         self.bad = 0  # rows that were dropped
         self._began = False
@@ -61,13 +65,14 @@ class Envs:
     def reset(self, seed: int) -> Tree:
         try:
             # Environment i is seeded with seed + i, which must stay an int32.
-            raw, _ = self.env.reset(seed=min(seed % 2**31, 2**31 - self.n))
+            raw, info = self.env.reset(seed=min(seed % 2**31, 2**31 - self.n))
         except UserError:
             raise
         except Exception as error:
             raise EnvError(f"{self.name}: reset raised {type(error).__name__}: {error}") from error
         self._last = np.ones(self.n, np.bool_)
-        step = self._record(raw, np.zeros(self.n), np.zeros(self.n, np.bool_), np.zeros(self.n, np.bool_))
+        none = np.zeros(self.n, np.bool_)
+        step = self._record(raw, info, np.zeros(self.n), none, none)
         self._last = step["last"]
         if not self._began and not step["valid"].any():
             raise UserError(f"{self.name}: the observation after reset {self._why}; fix the environment or its space.")
@@ -82,7 +87,7 @@ class Envs:
             raise
         except Exception as error:
             raise EnvError(f"{self.name}: step raised {type(error).__name__}: {error}") from error
-        step = self._record(raw, reward, terminated, truncated)
+        step = self._record(raw, info, reward, terminated, truncated)
         if RETURN_ENDS in info:
             step["discount"][info[RETURN_ENDS]] = 0.0
         self._last = step["last"]
@@ -91,7 +96,7 @@ class Envs:
     def close(self) -> None:
         self.env.close()
 
-    def _record(self, raw: Any, reward: Array, terminated: Array, truncated: Array) -> Tree:
+    def _record(self, raw: Any, info: Any, reward: Array, terminated: Array, truncated: Array) -> Tree:
         step: Tree = {}
         bad: Array | None = None
         for name, column in self.adapter.columns.items():
@@ -107,12 +112,29 @@ class Envs:
         if not _flags(step["reward"], terminated, truncated, self._last, discount, flags):
             self._why = f"came with the reward {reward}"
             bad = ~np.isfinite(step["reward"]) | (False if bad is None else bad)
+        if self.spec.mask:
+            bad = self._mask(step, raw, info, bad)
         if bad is None:
             if np.count_nonzero(self._bad_in_a_row):
                 self._bad_in_a_row[~step["first"]] = 0
         else:
             self._blank(step, bad)
         return step
+
+    def _mask(self, step: Tree, raw: Any, info: Any, bad: Array | None) -> Array | None:
+        """Adds the column of legal actions. A row without any is bad, unless it is the last of its episode."""
+        masks = self.adapter.masks
+        assert masks is not None
+        legal = self.adapter.legal(raw, info, self.n)
+        none = ~masks.has_choice(legal)
+        if none.any():
+            legal = legal | none[:, None]
+            none &= ~step["last"]
+            if none.any():
+                self._why = "came with an action_mask that leaves no legal action"
+                bad = none if bad is None else bad | none
+        step[MASK] = legal
+        return bad
 
     def _checked(self, name: str, x: Array) -> tuple[Array, Array | None]:
         """A column as it is recorded, and which environments' observations in it are not finite; None: none."""

@@ -256,6 +256,8 @@ class Config:
     """Resize images of at least 36 x 36 to this height and width; 0: they stay as they are."""
     grayscale: bool = False
     """Make such images grey."""
+    action_masks: bool = True
+    """Read which actions are legal from `action_mask` in the environment's info or Dict observation, where it has that."""
     protocol: str = ""
     """Atari: evaluation protocol: dqn, apex, r2d2, machado or dopamine. Any of them can be followed by :minimal (the game's
     own actions) or :full (all 18 actions), as in apex:minimal."""
@@ -324,6 +326,7 @@ class Config:
             "image_size": self.image_size,
             "grayscale": self.grayscale,
             "combine": self.algorithm.one_choice,
+            "action_masks": self.action_masks,
         }
 
     def options_for(self, env: str) -> dict[str, Any]:

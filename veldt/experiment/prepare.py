@@ -80,6 +80,7 @@ def prepare(config: Config, new: bool = True) -> Prepared:
         Door(gate.listen, read_certificate(gate.certificate), read_key(gate.key)).check("a-token-that-is-made-later")
     env = config.env_spec()
     config.algorithm.check(env)
+    check_masks(config, env)
     if config.demos:
         Demos.open(config.demos).check(env, config.protocol)
     program, net = make_program(config, env), config.algorithm.network(env)
@@ -97,6 +98,14 @@ def prepare(config: Config, new: bool = True) -> Prepared:
     store, ram = plan_ram(config, env, program, parameters, activations)
     gpu = plan_gpu(config, env, program, parameters, activations, store)
     return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, initial, activations)
+
+
+def check_masks(config: Config, env: EnvSpec) -> None:
+    if env.mask and not getattr(config.algorithm, "masks", False):
+        raise UserError(
+            f"{env.name} has action masks, which {config.recipe} does not honour (dqn, apex-dqn, r2d2 and impala do); "
+            "--no-action-masks ignores them."
+        )
 
 
 def check_device(name: str) -> None:

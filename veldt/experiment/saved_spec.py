@@ -22,6 +22,7 @@ from veldt.errors import UserError
 from veldt.files import replace_text
 from veldt.foreign import plain, read_text
 from veldt.records.adapter import Adapter
+from veldt.records.masks import MASK
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, ArraySpec
 
@@ -66,6 +67,9 @@ def difference(saved: EnvSpec, other: EnvSpec) -> str:
         there, here = saved.observation.get(name), other.observation.get(name)
         if there != here:
             return f"its observation {name} is {_words(here)}, but that of the run is {_words(there)}"
+    if saved.mask != other.mask:
+        ours, theirs = (f"action masks of {env.mask} elements" if env.mask else "no action masks" for env in (saved, other))
+        return f"it has {theirs}, but the run has {ours}"
     if saved.categories != other.categories:
         return f"its observations have {other.categories} choices, but those of the run {saved.categories}"
     if saved.action_space != other.action_space or saved.action != other.action:
@@ -119,12 +123,16 @@ def _env(saved: Any) -> EnvSpec:
     _require(saved.get("version") == VERSION, f"version (this Veldt reads version {VERSION})")
     name, settings = saved.get("name"), saved.get("settings")
     _require(isinstance(name, str) and len(name) <= LONGEST, "name")
-    fits = isinstance(settings, dict) and settings.keys() == {"image_size", "grayscale", "combine"}
+    settings = {"masks": ""} | settings if isinstance(settings, dict) else settings  # older runs have none
+    fits = isinstance(settings, dict) and settings.keys() == {"image_size", "grayscale", "combine", "masks"}
     fits = fits and _is_integer(settings["image_size"], 0, LARGEST_SIDE)
-    _require(fits and all(type(settings[key]) is bool for key in ("grayscale", "combine")), "settings")
+    fits = fits and all(type(settings[key]) is bool for key in ("grayscale", "combine"))
+    _require(fits and settings["masks"] in ("", "info", "observation"), "settings")
     for key in ("observation_space", "action_space"):
         _require(_elements(saved.get(key)) <= LARGEST, f"{key}: it has more than {LARGEST:,} elements in all")
     observation, action = (_read_space(saved.get(key), key) for key in ("observation_space", "action_space"))
+    masked = settings["masks"] != "observation" or (isinstance(observation, spaces.Dict) and MASK in observation.spaces)
+    _require(masked, "settings.masks")
     return EnvSpec.of(name, Adapter(observation, action, name, **settings))
 
 

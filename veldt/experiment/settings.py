@@ -166,7 +166,7 @@ SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
     Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
     Scope(
-        ("env_kwargs", "wrappers", "image_size", "grayscale"),
+        ("env_kwargs", "wrappers", "image_size", "grayscale", "action_masks"),
         lambda c: not is_atari(c.env),
         "an environment that is not ALE/..., which runs in ale-py's C++ vector (see --protocol)",
     ),

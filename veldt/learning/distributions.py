@@ -21,6 +21,8 @@ from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Spec, Tree, spec
 from veldt.seeds import Random
 
+ILLEGAL = -1e6  # log probability of an illegal choice: its exponential is 0, and unlike -inf it makes no NaN
+
 
 class Categories:
     """One or several independent choices: parameters are the log probabilities of all, concatenated."""
@@ -38,6 +40,17 @@ class Categories:
         if len(self.choices) == 1:
             return F.log_softmax(raw, -1)
         return torch.cat([F.log_softmax(part, -1) for part in torch.split(raw, self.choices, -1)], -1)
+
+    def among(self, parameters: Tensor, legal: Tensor | None) -> Tensor:
+        """The same policy without the illegal choices, `legal` [..., P]; None: all are legal. A choice of which nothing is
+        legal stays as it is."""
+        if legal is None:
+            return parameters
+        parts = [(legal, parameters)]
+        if len(self.choices) > 1:
+            parts = list(zip(*(torch.split(x, self.choices, -1) for x in (legal, parameters)), strict=True))
+        whole = [torch.where(may | ~may.any(-1, keepdim=True), part, ILLEGAL) for may, part in parts]
+        return self.normalize(torch.cat(whole, -1) if len(whole) > 1 else whole[0])
 
     def draw(self, parameters: Array, explore: Array, rng: Random) -> Tree:
         """With probability explore[i] environment i draws an action, else it takes the most likely one."""
@@ -122,6 +135,10 @@ class Gaussian:
         mean, log_std = raw.chunk(2, -1)
         bound = torch.where(log_std > 0, MOST, -LEAST)
         return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
+
+    def among(self, parameters: Tensor, legal: Tensor | None) -> Tensor:
+        assert legal is None, "continuous actions have no masks"
+        return parameters
 
     def draw(self, parameters: Array, explore: Array, rng: Random) -> Tree:
         """With probability explore[i] environment i draws an action, else it takes the mean."""

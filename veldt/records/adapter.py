@@ -12,6 +12,8 @@ Each part of a Dict or Tuple is one column: `obs/key`, and `obs/key.part` where 
     MultiBinary     booleans
     Text            dropped
 
+Where actions are masked (`records.masks`), the column `action_mask` says which are legal; a network does not see it.
+
 Actions that are choices become one Discrete or MultiDiscrete that starts at 0, all others one Box.
 """
 
@@ -24,6 +26,7 @@ from gymnasium import spaces
 
 from veldt.errors import UserError
 from veldt.records.images import CHANNELS, LARGE, Image, Shrink, image_of
+from veldt.records.masks import MASK, Masks
 from veldt.records.tree import Array, ArraySpec, Tree, spec
 
 MOST_COMBINED = 256  # combinations of choices that become one choice, for algorithms that take no more
@@ -90,7 +93,8 @@ class Column:
 
 
 class Adapter:
-    """`combine`: the algorithm takes a single choice, so a few combinations of choices become one."""
+    """`combine`: the algorithm takes a single choice, so a few combinations of choices become one. `masks`: where the
+    environment says which actions are legal, info or observation (its key `action_mask`); empty: it does not."""
 
     def __init__(
         self,
@@ -100,13 +104,16 @@ class Adapter:
         image_size: int = 0,
         grayscale: bool = False,
         combine: bool = False,
+        masks: str = "",
     ) -> None:
         self.observation_space, self.taken = observation, action
-        self.settings = {"image_size": image_size, "grayscale": grayscale, "combine": combine}
+        self.settings: dict[str, Any] = {"image_size": image_size, "grayscale": grayscale}
+        self.settings |= {"combine": combine, "masks": masks}
         self.notices: list[str] = []  # what a user should know
         self.columns: dict[str, Column] = {}
         for path, leaf in _leaves(observation, name, "observation"):
-            self._add(path, leaf, name, image_size, grayscale)
+            if not (masks == "observation" and path[0] == MASK):
+                self._add(path, leaf, name, image_size, grayscale)
         if not self.columns:
             raise UserError(f"{name} has no observations that a network can take: its space is {_short(observation)}.")
         images = [x for x in self.columns.values() if x.image is not None and x.image.side >= LARGE]
@@ -115,6 +122,7 @@ class Adapter:
         self._parts = list(_leaves(action, name, "action"))
         self._combined: Array | None = None
         self.action_space = self._action_space(name, combine)
+        self.masks = self._masks(name) if masks else None
         whole = isinstance(action, spaces.Box | spaces.Discrete | spaces.MultiDiscrete) and self.action_space is action
         self._simple = action if whole else None
         start = getattr(action, "start", 0) if whole else 0
@@ -128,6 +136,11 @@ class Adapter:
     @property
     def categories(self) -> dict[str, tuple[int, ...]]:
         return {name: column.sizes for name, column in self.columns.items() if column.sizes}
+
+    def legal(self, obs: Any, info: Any, *leading: int) -> Array:
+        """The action masks of an observation and its info, or of a batch of them, as rows [*leading, size]."""
+        assert self.masks is not None
+        return self.masks.read(obs[MASK] if self.settings["masks"] == "observation" else info[MASK], *leading)
 
     def observation(self, obs: Any, clip: bool = False) -> Tree:
         """`clip`: what is outside its space is clipped. A number that is no choice is a ValueError."""
@@ -234,6 +247,22 @@ class Adapter:
             self.notices.append(f"its actions, {_short(whole)}, are one choice of {combinations} combinations")
             return spaces.Discrete(combinations)
         return whole if isinstance(whole, spaces.MultiDiscrete) else spaces.MultiDiscrete(nvec)
+
+    def _masks(self, name: str) -> Masks:
+        if isinstance(self.action_space, spaces.Box):
+            raise UserError(
+                f"{name} has action masks, but its actions are continuous, {_short(self.taken)}; --no-action-masks takes "
+                "action_mask as an observation, or ignores it in info."
+            )
+        sizes = np.concatenate([np.ravel(_choices(leaf)[0]) for _, leaf in self._parts]).astype(np.int64)
+        self.notices.append("actions are masked: illegal ones are neither taken nor bootstrapped from")
+        masks = Masks([path for path, _ in self._parts], sizes, self._combined is not None)
+        if isinstance(self.observation_space, spaces.Dict) and self.settings["masks"] == "observation":
+            try:
+                masks.read(self.observation_space[MASK].sample())
+            except ValueError as error:
+                raise UserError(f"{name} has an observation action_mask that does not fit its actions: {error}.") from None
+        return masks
 
     def _check_choices(self, leaf: Space, name: str) -> None:
         if isinstance(leaf, spaces.Box) and not (leaf.is_bounded("both") and leaf.high.size):

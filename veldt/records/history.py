@@ -19,9 +19,9 @@ class History:
     def __init__(self, env: EnvSpec, history: int, n: int, rewards: bool = False) -> None:
         self.history, self.at = history, history - 1
         others = ("reward",) if rewards else ()
-        self.names = [*env.observation, *others]
+        self.names = [*env.seen, *others]
         room = 1 if history == 1 else 8 * history
-        columns = {name: c for name, c in env.step.items() if is_observation(name) or name in ("first", "valid", *others)}
+        columns = {name: env.step[name] for name in (*env.seen, "first", "valid", *others)}
         self.rows = zeros(columns, n, room) if history > 1 else {}
 
     def append(self, step: Tree) -> Tree:

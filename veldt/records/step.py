@@ -7,6 +7,7 @@ A step is a flat dict of arrays. The same dict with more leading axes is an unro
                       discount  0 where t is terminal, else 1        (truncation: last=True, discount=1)
                       first     t begins an episode
                       last      t ends one; the action at t is ignored
+                      action_mask   which actions are legal at t, if the environment says so (`records.masks`)
                       valid     False: padding, or a row whose observation or reward was dropped; never trained on
     from the policy   action    taken AT t
                       ...       what the algorithm records beside it (q, log-prob, recurrent state)
@@ -25,6 +26,7 @@ import numpy as np
 from gymnasium import spaces
 
 from veldt.records.adapter import Adapter
+from veldt.records.masks import MASK
 from veldt.records.tree import ArraySpec, Spec, spec
 
 REWARD = spec((), np.float32)
@@ -42,13 +44,15 @@ class EnvSpec:
     action_space: spaces.Space[Any]  # of one environment
     # Columns that hold choices, which a network sees one-hot -> how many choices each of their elements has.
     categories: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    mask: int = 0  # elements of the column `action_mask`; 0: all actions are always legal
     # From the environment's own observations to columns, and from recorded actions to its own; None: nobody knows.
     adapter: Adapter | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, name: str, adapter: Adapter) -> "EnvSpec":
         columns = {key: column.spec for key, column in adapter.columns.items()}
-        return cls(name, columns, adapter.action_column, adapter.action_space, adapter.categories, adapter)
+        mask = adapter.masks.size if adapter.masks is not None else 0
+        return cls(name, columns, adapter.action_column, adapter.action_space, adapter.categories, mask, adapter)
 
     @property
     def notices(self) -> list[str]:
@@ -56,9 +60,14 @@ class EnvSpec:
         return [] if self.adapter is None else self.adapter.notices
 
     @property
+    def seen(self) -> Spec:
+        """The columns that decide an action: observations, and which actions are legal."""
+        return self.observation | ({MASK: spec((self.mask,), np.bool_)} if self.mask else {})
+
+    @property
     def step(self) -> Spec:
         """The columns that come from the environment."""
-        return self.observation | SIGNALS
+        return self.seen | SIGNALS
 
     @property
     def n_actions(self) -> int:
