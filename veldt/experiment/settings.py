@@ -202,11 +202,16 @@ SCOPES = (
         "a replay store with --store.samples-per-insert",
     ),
     Scope(
-        ("learner.decay", "learner.centered", "learner.square_start"),
+        ("learner.decay", "learner.centered"),
         lambda c: c.learner.optimizer == "rmsprop",
         "--learner.optimizer rmsprop",
     ),
-    Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam or rmsprop"),
+    Scope(
+        ("learner.square_start",),
+        lambda c: c.learner.optimizer in ("rmsprop", "adagrad"),
+        "--learner.optimizer rmsprop or adagrad",
+    ),
+    Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam, rmsprop or adagrad"),
     Scope(("algorithm.clip_last_reward",), lambda c: getattr(c.algorithm, "lstm", 0) > 0, "an LSTM (--algorithm.lstm)"),
     Scope(("algorithm.hidden",), lambda c: not _convolutional(c), "observations that are vectors (images have a CNN)"),
 )
