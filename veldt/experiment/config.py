@@ -335,9 +335,14 @@ class Config:
             return envs.spec
 
     @property
+    def own_actors(self) -> int:
+        """The run's own. A family whose actors are parts of something else counts those."""
+        return self.actors
+
+    @property
     def total_actors(self) -> int:
         """With the actors that may join from other machines."""
-        return self.actors + (self.gate.seats if self.gate.listen else 0)
+        return self.own_actors + (self.gate.seats if self.gate.listen else 0)
 
     @property
     def learner_device(self) -> str:

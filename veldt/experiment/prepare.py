@@ -205,7 +205,7 @@ def make_gate(config: Config, token: str = "") -> GateSettings:
     from veldt.runtime.grpc.connection import read_key
 
     settings, own = config.gate, config.transport == "grpc"
-    joining = range(config.actors, config.total_actors)
+    joining = range(config.own_actors, config.total_actors)
     seats, claims = tuple(assign(config, i) for i in joining), tuple(limits(config, i) for i in joining)
     certificate, key = read_certificate(settings.certificate), read_key(settings.key)
     return GateSettings(own, seats, claims, settings.listen, token, certificate, key, settings.compress)
@@ -232,7 +232,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
     gpu = f"; about {format_bytes(prepared.gpu)} of GPU memory" if prepared.gpu else ""
     gpu += f", {format_bytes(prepared.activations)} of it activations" if is_gpu(config.learner_device) else ""
-    actors = f"{config.actors} actors with " if config.actors > 1 else ""
+    actors = f"{config.own_actors} actors with " if config.own_actors > 1 else ""
     if config.topology != "single" and not runs_processes():
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [

@@ -26,8 +26,8 @@ class Progress:
         self.rates = Rates(max(SHORTEST_RATE_S, min(config.log.every, LONGEST_RATE_S)), prepared.declarations)
         self.one_thread = config.topology == "single" or config.runtime == "inline"
         self.constants = {
-            "actors": config.actors,
-            "envs": config.actors * config.envs_per_actor,
+            "actors": config.own_actors,
+            "envs": config.own_actors * config.envs_per_actor,
             "cores": core_count(),
             "queue": config.queue,
             "samples_per_insert": config.store.samples_per_insert,

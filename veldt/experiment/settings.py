@@ -101,9 +101,9 @@ def _problems(config: Config) -> Iterator[str]:
     most, unrolls = ACTORS_PER_CORE * core_count(), config.topology == "impala"
     if config.topology == "single" and config.actors > 1:
         yield f"{config.recipe} has one actor, not {config.actors}; apex-dqn and impala have several."
-    if config.runtime == "local" and config.actors > most:
+    if config.runtime == "local" and config.own_actors > most:
         yield (
-            f"{config.actors} actors are too many for {core_count()} cores: at most {most}; give each of them more "
+            f"{config.own_actors} actors are too many for {core_count()} cores: at most {most}; give each of them more "
             "environments with --envs-per-actor."
         )
     if (gate.certificate or gate.key or gate.token_file) and not gate.listen:
