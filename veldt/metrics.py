@@ -138,7 +138,11 @@ LEARNER: Metrics = (
     # Of learners that send their gradients to parameter servers.
     Metric("gradients_pushed", "gradients", TOTAL, rate="pushed_per_s", link="learner", text="{pushed_per_s} pushed"),
     Metric(
-        "gradients_dropped_loss", "gradients", TOTAL, link="learner", text="{gradients_dropped_loss:n} dropped for their loss"
+        "gradients_dropped_loss",
+        "gradients",
+        TOTAL,
+        link="learner",
+        text="{gradients_dropped_loss:n} dropped (loss)",
     ),
 )
 SHARD: Metrics = (
@@ -147,7 +151,7 @@ SHARD: Metrics = (
     wait(column=HIDDEN),
     Metric("staleness", "updates", MEAN, MEAN, link="shard", text="gradients {staleness}[, at most {staleness_max},] old"),
     Metric("staleness_max", "updates", LARGEST, column=HIDDEN),
-    Metric("gradients_dropped_age", "gradients", MEAN, link="shard", text="{gradients_dropped_age:n} dropped for their age"),
+    Metric("gradients_dropped_age", "gradients", MEAN, link="shard", text="{gradients_dropped_age:n} dropped (age)"),
     Metric("gradient_slices", "slices", TOTAL, column=HIDDEN),
     Metric("gradient_bytes", "bytes", TOTAL, rate="gradient_bytes_per_s", link="shard"),
 )

@@ -283,7 +283,8 @@ class Config:
     step_timeout: Annotated[float, above(0)] = 30.0
     """Local: seconds that an environment step or an update may take before its process is restarted."""
     queue: Annotated[int, at_least(2)] = 16
-    """Local: capacity, in blocks, of the queue between an actor and the store; queued blocks are not saved."""
+    """Local: capacity, in blocks, of the queue between an actor and the store; queued blocks are not saved. gorila: also in
+    gradients, between a learner and a server."""
     inference: Literal["local", "central"] = "local"
     """Where actions are computed: local: in each actor; central: in one process, in batches for all actors (SEED RL)."""
     transport: Literal["shm", "grpc"] = "shm"

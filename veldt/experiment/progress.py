@@ -6,7 +6,7 @@ from typing import Any
 
 from veldt.acting.actor import Evaluation
 from veldt.experiment.observations import BadObservations, bad_fraction
-from veldt.experiment.prepare import Prepared
+from veldt.experiment.prepare import Prepared, count_stores
 from veldt.experiment.standstill import Standstill
 from veldt.gpus import Gpus
 from veldt.machine import core_count, process_age, processor_name, used_memory
@@ -32,7 +32,7 @@ class Progress:
             "queue": config.queue,
             "samples_per_insert": config.store.samples_per_insert,
             "store_capacity": prepared.store.capacity,
-            "store_min_size": config.store.min_size,
+            "store_min_size": config.store.min_size * max(1, count_stores(prepared.program)),
             "store_once": config.store.selector == "fifo",
             "inference_device": config.inference_device,
             "processor": processor_name(),

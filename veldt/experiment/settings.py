@@ -132,6 +132,11 @@ def _problems(config: Config) -> Iterator[str]:
         yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
     if config.demos and store.selector == "fifo":
         yield f"{config.recipe} uses each step once, from a queue: it cannot learn from demonstrations."
+    if config.topology == "gorila" and (config.inference == "central" or config.transport == "grpc" or gate.listen):
+        yield (
+            f"{config.recipe} acts and learns in bundles on one host: it has no central inference, no gRPC and no actors "
+            "that join; use apex-dqn for these."
+        )
     if config.stop_after:
         seconds(config.stop_after)
     if config.stop_return < math.inf and not config.eval.every:
@@ -164,6 +169,22 @@ def _convolutional(config: Config) -> bool:
 
 SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
+    Scope(("actors",), lambda c: c.topology != "gorila", "actors apart from learners; --bundles is the number of both"),
+    Scope(
+        ("inference", "transport", "gate."),
+        lambda c: c.topology != "gorila",
+        "actors apart from learners, as apex-dqn has",
+    ),
+    Scope(
+        ("learner.publish_every", "learner.publish_lag", "learner.graph"),
+        lambda c: c.topology != "gorila",
+        "a learner that owns its weights (here servers do, which publish each update)",
+    ),
+    Scope(
+        ("guard.against", "guard.warm_up"),
+        lambda c: c.topology == "gorila" and flat(c)["guard.deviations"] > 0,
+        "--guard.deviations above 0",
+    ),
     Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
     Scope(
         ("env_kwargs", "wrappers", "image_size", "grayscale"),

@@ -54,7 +54,7 @@ class LearnerConfig:
     centered: bool = True
     """RMSProp divides by the standard deviation of the gradient (DQN) instead of its root mean square (A3C, IMPALA)."""
     square_start: Annotated[float, at_least(0)] = 0.0
-    """Initial value of RMSProp's average of squares, and of AdaGrad's sum; 1: small first steps, as in TensorFlow (IMPALA)."""
+    """Initial value of RMSProp's average of squares and of AdaGrad's sum; 1: small first steps, as in TensorFlow."""
     clip_norm: Annotated[float, at_least(0)] = 10.0
     """Maximum norm of the gradient; 0: no clipping."""
     target_every: Annotated[int, above(0)] = 100
@@ -105,8 +105,9 @@ class Learner:
         self.flat = Flat.of(self.net)
         self.vector, self.target_vector = self.flat.weights, params.flatten(self.target)
         self.feed = Feed(store, config.batch, config.prefetch, self.device, early=self.device.type == "cuda")
-        self.updater: Any = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
-        self.servers: Remote | None = self.updater if params_ is None else None  # that own the weights
+        made: Any = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
+        self.updater: Updater = made
+        self.servers: Remote | None = made if params_ is None else None  # the same, if they own the weights
         self.captured: Captured | None = None
         self._launched: tuple[int, Sample, Launched] | None = None  # an update whose end is not known: its number, sample
         self.publisher = None if params_ is None else Publisher(params_, self.vector, config.publish_lag)
@@ -119,8 +120,10 @@ class Learner:
         self._diagnosis: dict[str, float] = {}  # the latest
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
-        self._copied = -1  # how often the target should have been copied, when it was copied last; for weights of servers
-        if self.publisher and params_ and params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
+        self._copied = -1  # what was due of the servers' updates when the target was copied last
+        if (
+            self.publisher and params_ and params_.pull(-1) is None
+        ):  # a restarted learner keeps the weights already published until its state is loaded
             self.publisher.publish(0, self.env_steps)
         if config.graph == "auto" and self.device.type == "cuda":
             self.use_graph()

@@ -19,8 +19,7 @@ from veldt.compiled import njit
 from veldt.learning.params import flatten, flatten_gradients, group_slice, under
 from veldt.records.tree import Array
 
-
-TINY = np.float32(1e-30)  # instead of a division by 0
+TINY = 1e-30  # instead of a division by 0
 
 
 class Optimizer:
@@ -175,7 +174,7 @@ def _rmsprop(w: Array, g: Array, m: Array, s: Array, c: Any, lr: Any, eps: Any, 
 def _adagrad(w: Array, g: Array, s: Array, lr: Any, eps: Any) -> None:
     for i in range(len(g)):
         s[i] += g[i] * g[i]
-        w[i] -= lr * g[i] / max(np.sqrt(s[i]) + eps, TINY)  # with eps 0 and a gradient that was always 0
+        w[i] -= lr * g[i] / max(np.sqrt(s[i]) + eps, np.float32(TINY))  # with eps 0 and a gradient that was always 0
 
 
 class Flat(NamedTuple):

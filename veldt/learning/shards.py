@@ -3,15 +3,16 @@
     learner/i  -- push(gradient slice, version) -->  shard/k  -- weights, the newest -->  learners, policies, the evaluator
 
 paper                                        here
-parameter server, sharded                    `ParamShard`: owns a slice of the flat vector and its optimizer, applies at once
+parameter server, sharded                    `ParamShard`: owns a slice of the flat vector and its optimizer
 gradient, sent with the parameters' version  `ParamShard.push`; each slice has the version of its own shard
 AdaGrad                                      `learner.optimizer`; any other, on slices
 gradients that are too old are discarded     `GuardConfig.max_age`
 losses above mean + several deviations       `LossGuard`; the bounds of both guards are ours: the paper has no numbers
 target network, every N server updates       `Learner`; the version that counts is that of shard 0
 
-Shards do not wait for each other: a learner may read slices of different versions, as in the paper. Optimizers work element by
-element, so K shards that get the same gradients in the same order end with the weights of one.
+A gradient is applied when it arrives. Shards do not wait for each other: a learner may read slices of different versions,
+as in the paper. Optimizers work element by element, so K shards that get the same gradients in the same order end with the
+weights of one.
 
 A shard's slice, averages and counts are arrays of the program. They outlive its process: a shard that was killed goes on
 from its last update. The gradient that it was applying then is applied again.
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -71,7 +73,7 @@ class Part(NamedTuple):
 def cut(parameters: int, size: int, shards: int) -> list[Part]:
     """A flat vector of `size`, which begins with the parameters, for this many shards."""
     ends = [parameters * k // shards for k in range(shards + 1)]
-    parts = [slice(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
+    parts = [slice(*pair) for pair in pairwise(ends)]
     return [Part(part, slice(part.start, size if part is parts[-1] else part.stop)) for part in parts]
 
 
@@ -159,9 +161,7 @@ class ParamShard:
         return out
 
 
-def first_weights(
-    algorithm: Algorithm, env: EnvSpec, seed: int, initial: Mapping[str, Array] | None = None
-) -> Array:
+def first_weights(algorithm: Algorithm, env: EnvSpec, seed: int, initial: Mapping[str, Array] | None = None) -> Array:
     """Those with which a learner of this seed begins, as one vector."""
     torch.manual_seed(seed)
     net = algorithm.network(env)

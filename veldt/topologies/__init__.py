@@ -1,6 +1,7 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
-    __init__.py   single, apex, seed and gorila, and the links that they add to a program: they differ in how many, and where
+    __init__.py   the topologies, and the links that they add to a program: they differ in how many, and where
+    shards.py     the parameter servers of gorila
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
@@ -205,9 +206,7 @@ def add_light_actor(program: Program, config: Config, i: int, recorder: Any, cou
     program.add(name, Actor, *args, light=True, elsewhere=True)
 
 
-def add_evaluator(
-    program: Program, config: Config, env: EnvSpec, params: Any, counters: Any, on: Any = None
-) -> None:
+def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any, on: Any = None) -> None:
     """Greedy episodes with the newest weights, in a process of their own; none where eval.every is 0."""
     if not config.eval.every:
         return

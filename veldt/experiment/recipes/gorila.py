@@ -41,5 +41,3 @@ def gorila(env: str) -> GorilaConfig:
         threads=1,
         learner=replace(config.learner, optimizer="adagrad", lr=0.02, eps=1e-5),
     )
-
-
