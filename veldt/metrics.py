@@ -136,6 +136,7 @@ LEARNER: Metrics = (
     Metric("gradient_norm", column=HIDDEN),  # before it is clipped
     Metric("learning_rate", column=HIDDEN),
     # Of learners that send their gradients to parameter servers.
+    Metric("wait/shards", "fraction", MEAN, MEAN, link="learner", text="waits {wait/shards} for servers"),
     Metric("gradients_pushed", "gradients", TOTAL, rate="pushed_per_s", link="learner", text="{pushed_per_s} pushed"),
     Metric(
         "gradients_dropped_loss",

@@ -248,14 +248,17 @@ class Sharded:
         self.params = ShardedParams(shards, parts)
         self.pushed = 0  # gradients
         self._unsent: list[int] = []  # shards that have not got their slice of the newest gradient
+        self._waited_s, self._waits_since, self._since = 0.0, 0.0, time.perf_counter()
 
     @property
     def version(self) -> int:
         return self.params.versions[0]
 
     def ready(self) -> bool:
-        if self._unsent and not self._send():
-            return False
+        if self._unsent:
+            if not self._send():
+                return False
+            self._waited_s += time.perf_counter() - self._waits_since
         newest = self.params.pull(self.version)
         if newest is not None:
             self.flat.weights.copy_(torch.from_numpy(newest.vector))
@@ -271,7 +274,8 @@ class Sharded:
         self._gradient, self._buffers = (x.detach().cpu().numpy() for x in (self.flat.gradient, self.flat.buffers))
         self._unsent = list(range(len(self.shards)))
         self.pushed += 1
-        self._send()
+        if not self._send():
+            self._waits_since = time.perf_counter()
         return False
 
     def _send(self) -> bool:
@@ -284,7 +288,13 @@ class Sharded:
         return self.shards[k].push(self._gradient[self.parts[k].gradient], buffers, self.params.versions[k])
 
     def metrics(self) -> dict[str, float]:
-        return {"gradients_pushed": float(self.pushed), "gradients_dropped_loss": float(self.guard.rejected)}
+        now = time.perf_counter()
+        if self._unsent:
+            self._waited_s += now - self._waits_since
+            self._waits_since = now
+        waits = {"wait/shards": self._waited_s / max(1e-9, now - self._since)}
+        self._waited_s, self._since = 0.0, now
+        return waits | {"gradients_pushed": float(self.pushed), "gradients_dropped_loss": float(self.guard.rejected)}
 
     def state(self) -> dict[str, Array]:
         return {"counts": np.array([self.pushed, self.guard.rejected])}
