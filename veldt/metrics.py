@@ -135,6 +135,26 @@ LEARNER: Metrics = (
     Metric("loss", column=HIDDEN),
     Metric("gradient_norm", column=HIDDEN),  # before it is clipped
     Metric("learning_rate", column=HIDDEN),
+    # Of learners that send their gradients to parameter servers.
+    Metric("wait/shards", "fraction", MEAN, MEAN, link="learner", text="waits {wait/shards} for servers"),
+    Metric("gradients_pushed", "gradients", TOTAL, rate="pushed_per_s", link="learner", text="{pushed_per_s} pushed"),
+    Metric(
+        "gradients_dropped_loss",
+        "gradients",
+        TOTAL,
+        link="learner",
+        text="{gradients_dropped_loss:n} dropped (loss)",
+    ),
+)
+SHARD: Metrics = (
+    Metric("gradients_applied", "gradients", MEAN, rate="applied_per_s", link="shard", column=RATE),
+    busy(),
+    wait(column=HIDDEN),
+    Metric("staleness", "updates", MEAN, MEAN, link="shard", text="gradients {staleness}[, at most {staleness_max},] old"),
+    Metric("staleness_max", "updates", LARGEST, column=HIDDEN),
+    Metric("gradients_dropped_age", "gradients", MEAN, link="shard", text="{gradients_dropped_age:n} dropped (age)"),
+    Metric("gradient_slices", "slices", TOTAL, column=HIDDEN),
+    Metric("gradient_bytes", "bytes", TOTAL, rate="gradient_bytes_per_s", link="shard"),
 )
 EVALUATOR: Metrics = (
     busy(column=HIDDEN),
@@ -181,6 +201,7 @@ NODES: dict[str, Metrics] = {
     "inference": INFERENCE,
     "store": STORE + DEMOS,
     "learner": LEARNER,
+    "shard": SHARD,
 }
 NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "evaluated": (), "counters": ()}
 

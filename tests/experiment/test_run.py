@@ -71,8 +71,9 @@ def whole_state(run: Run) -> dict[str, Any]:
     assert checkpoint is not None
     state = {key: value for key, value in checkpoint.manifest.items() if key != "time_s"}
     state["blocks"] = [
-        (file["first"], file["stop"], _rows_hash(run, run.checkpoints().blocks / file["file"]))
-        for file in checkpoint.manifest["blocks"]["store"]
+        (store, file["first"], file["stop"], _rows_hash(run, run.checkpoints().blocks / file["file"]))
+        for store, files in checkpoint.manifest["blocks"].items()
+        for file in files
     ]
     return state
 

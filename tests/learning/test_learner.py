@@ -357,7 +357,7 @@ def test_every_loss_moves_its_own_group_alone() -> None:
     assert isinstance(one.updater, Owned) and set(one.updater.optimizers) == {"actor", "critic"}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad", "sgd"])
 def test_a_restored_learner_goes_on_bit_for_bit(optimizer: str) -> None:
     store = Store()
     one = learner(store, optimizer=optimizer, square_start=0.5, target_every=4)

@@ -78,6 +78,27 @@ def test_rmsprop_is_the_formula(start: float, centered: bool, kind: type[torch.T
     np.testing.assert_allclose(ours.numpy(), w, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("start", [0.0, 0.1])
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_adagrad_is_torchs(start: float, kind: type[torch.Tensor]) -> None:
+    reference = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
+    torchs = torch.optim.Adagrad([reference], lr=1.0, eps=1e-6, initial_accumulator_value=start)
+    for step, g in enumerate(gradients()):
+        reference.grad = torch.from_numpy(g)
+        torchs.param_groups[0]["lr"] = lr_at(step)
+        torchs.step()
+    ours = run(lambda weights, g: optim.AdaGrad(weights.as_subclass(kind), g, 1e-6, start))
+    torch.testing.assert_close(ours.as_subclass(torch.Tensor), reference.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
+def test_adagrad_without_epsilon_leaves_what_has_no_gradient(kind: type[torch.Tensor]) -> None:
+    weights, gradient = torch.ones(3), torch.tensor([0.0, 2.0, -1e-6])
+    optimizer = optim.AdaGrad(weights.as_subclass(kind), gradient, eps=0.0)
+    optimizer.step(0.5)  # a first step is as long as the rate
+    assert weights.tolist() == pytest.approx([1.0, 0.5, 1.5])
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, Elsewhere])
 def test_the_variance_of_a_constant_gradient_is_not_negative(kind: type[torch.Tensor]) -> None:
     """It tends to 0, so that a step tends to lr * g / sqrt(eps); in float32 the averages' difference falls below 0."""
@@ -115,6 +136,7 @@ MAKERS: dict[str, Callable[[torch.Tensor, torch.Tensor], optim.Optimizer]] = {
     "adam": lambda w, g: optim.Adam(w, g, 1e-5),
     "rmsprop": lambda w, g: optim.RMSProp(w, g, 0.01, 0.95),
     "uncentered": lambda w, g: optim.RMSProp(w, g, 0.01, 0.99, centered=False, square_start=1.0),
+    "adagrad": lambda w, g: optim.AdaGrad(w, g, 1e-6, 0.1),
     "sgd": optim.SGD,
 }
 

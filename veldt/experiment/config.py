@@ -285,7 +285,8 @@ class Config:
     step_timeout: Annotated[float, above(0)] = 30.0
     """Local: seconds that an environment step or an update may take before its process is restarted."""
     queue: Annotated[int, at_least(2)] = 16
-    """Local: capacity, in blocks, of the queue between an actor and the store; queued blocks are not saved."""
+    """Local: capacity, in blocks, of the queue between an actor and the store; queued blocks are not saved. gorila: also in
+    gradients, between a learner and a server."""
     inference: Literal["local", "central"] = "local"
     """Where actions are computed: local: in each actor; central: in one process, in batches for all actors (SEED RL)."""
     transport: Literal["shm", "grpc"] = "shm"
@@ -338,9 +339,14 @@ class Config:
             return envs.spec
 
     @property
+    def own_actors(self) -> int:
+        """The run's own. A family whose actors are parts of something else counts those."""
+        return self.actors
+
+    @property
     def total_actors(self) -> int:
         """With the actors that may join from other machines."""
-        return self.actors + (self.gate.seats if self.gate.listen else 0)
+        return self.own_actors + (self.gate.seats if self.gate.listen else 0)
 
     @property
     def learner_device(self) -> str:

@@ -23,9 +23,10 @@ from veldt.experiment.initial import initial_weights
 from veldt.gpus import is_gpu
 from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
+from veldt.learning.shards import ParamShard
 from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
-from veldt.program import Program
+from veldt.program import BLOCK_MEMORY, Node, Program, Ref, walk
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.runtime import Inline, Runtime
@@ -90,7 +91,7 @@ def prepare(config: Config, new: bool = True) -> Prepared:
     if config.init_from and new:
         weights, initial = initial_weights(config.init_from, net)
         for node in program.nodes.values():
-            if issubclass(node.node_class, Learner):
+            if issubclass(node.node_class, Learner | ParamShard):
                 node.kwargs["initial"] = weights
     if config.learner.bfloat16:
         use_bfloat16(net)
@@ -122,21 +123,34 @@ def check_device(name: str) -> None:
 
 
 def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, activations: int) -> tuple[Size, int]:
-    """The size of the store, and about how many bytes the run takes. Raises a UserError where that much is not free.
+    """The size of the stores together, and about how many bytes the run takes. Raises a UserError where that much is not
+    free.
 
-    Beside the store: two samples of windows, copies of the network, activations, demonstrations, processes, CUDA. Measured
-    on two cores: 1 % less than CartPole took, 1 % less than MinAtar, 2 % less than Atari.
+    Beside the stores, for each learner: two samples of windows, copies of the network, activations, demonstrations,
+    processes, CUDA. Measured on two cores: 1 % less than CartPole took, 1 % less than MinAtar, 2 % less than Atari.
     """
-    schema = config.schema(env)
-    store = store_size(config, schema) if "store" in program.nodes else Size(0, 0, 0)
-    samples = _samples(config, schema)
-    rest = samples + 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes
-    rest += CUDA * _cuda_processes(config, program) + (0 if is_gpu(config.learner_device) else activations)
+    schema, stores = config.schema(env), count_stores(program)
+    one = store_size(config, schema) if stores else Size(0, 0, 0)
+    store = Size(*(stores * x for x in one))
+    learners, shards = max(1, count_role(program, "learner")), count_role(program, "shard")
+    of_each = _samples(config, schema) + (0 if is_gpu(config.learner_device) else activations)
+    rest = learners * of_each + 4 * NETWORK_COPIES * parameters * (learners + bool(shards))
+    rest += LIBRARIES + stores * demos_size(config, schema).nbytes + CUDA * _cuda_processes(config, program)
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
+        part = 4 * parameters // max(1, shards) + 1024  # the streams of gradients have as many slots as fit, at least two
+        rest += learners * shards * min(config.queue * part, max(2 * part, config.queue * STREAM_BYTES))
     free = min(available_memory(), int(1e9 * config.memory.limit) or available_memory())
     check_memory(store, free - rest, rest)
     return store, used_memory() + store.nbytes + rest
+
+
+def count_stores(program: Program) -> int:
+    return sum(node.has(BLOCK_MEMORY) for node in program.nodes.values())
+
+
+def count_role(program: Program, role: str) -> int:
+    return sum(node.role == role for node in program.nodes.values())
 
 
 def _samples(config: Config, schema: Schema) -> int:
@@ -149,9 +163,10 @@ def plan_gpu(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     """About how many bytes of GPU memory the run takes, on all GPUs together; with the copy of the store's blocks, which
     `store.device` auto makes only where they fit."""
     nbytes = GPU_PROCESS * _cuda_processes(config, program)
-    if "learner" in program.nodes and is_gpu(config.learner_device):
+    learners = count_role(program, "learner")
+    if learners and is_gpu(config.learner_device):
         blocks = 0 if config.store.device == "cpu" else store.nbytes + demos_size(config, config.schema(env)).nbytes
-        nbytes += 4 * GPU_COPIES * parameters + activations + _samples(config, config.schema(env)) + blocks
+        nbytes += learners * (4 * GPU_COPIES * parameters + activations + _samples(config, config.schema(env))) + blocks
     if "inference" in program.nodes and is_gpu(config.inference_device):
         nbytes += 4 * parameters
     return nbytes
@@ -159,7 +174,7 @@ def plan_gpu(config: Config, env: EnvSpec, program: Program, parameters: int, ac
 
 def _cuda_processes(config: Config, program: Program) -> int:
     devices = {"learner": config.learner_device, "inference": config.inference_device}
-    found = sum(name in program.nodes and is_gpu(device) for name, device in devices.items())
+    found = sum(count_role(program, role) * is_gpu(device) for role, device in devices.items())
     return found if config.runtime == "local" else min(found, 1)
 
 
@@ -168,10 +183,21 @@ def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
     nodes = program.nodes
     own = [node for node in nodes.values() if node.on is None and not node.everywhere]
     light = sum(node.light for node in own)
-    streams = sum(issubclass(node.node_class, Recorder) and node.on != "learner" for node in nodes.values())
+    streams = sum(issubclass(node.node_class, Recorder) and _is_apart(program, node) for node in nodes.values())
     stream = queue * min(STREAM_BYTES, schema.nbytes + 9 * schema.starts + 1024)
     zygotes = ZYGOTE + (LIGHT_ZYGOTE if light else 0)
     return zygotes + (len(own) - light) * PROCESS + light * LIGHT_PROCESS + streams * stream
+
+
+def _is_apart(program: Program, recorder: Node) -> bool:
+    """Whether its store is in another process."""
+
+    def root(name: str) -> str:
+        on = program.nodes[name].on
+        return name if on is None else root(on)
+
+    refs = [ref.name for ref in walk((recorder.args, recorder.kwargs), Ref)]
+    return any(program.nodes[name].has(BLOCK_MEMORY) and root(name) != root(recorder.name) for name in refs)
 
 
 def check_memory(size: Size, available: int, rest: int = 0) -> None:
@@ -214,7 +240,7 @@ def make_gate(config: Config, token: str = "") -> GateSettings:
     from veldt.runtime.grpc.connection import read_key
 
     settings, own = config.gate, config.transport == "grpc"
-    joining = range(config.actors, config.total_actors)
+    joining = range(config.own_actors, config.total_actors)
     seats, claims = tuple(assign(config, i) for i in joining), tuple(limits(config, i) for i in joining)
     certificate, key = read_certificate(settings.certificate), read_key(settings.key)
     return GateSettings(own, seats, claims, settings.listen, token, certificate, key, settings.compress)
@@ -238,10 +264,12 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
     if store.slots:
         each = format_bytes(store.nbytes / store.slots / config.schema(env).starts)
         size = f"{store.capacity:,} items of {each}, {format_bytes(store.nbytes)} when full"
+        stores = count_stores(prepared.program)
+        size = f"{stores} of {store.capacity // stores:,} items each, {size}" if stores > 1 else size
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
     gpu = f"; about {format_bytes(prepared.gpu)} of GPU memory" if prepared.gpu else ""
     gpu += f", {format_bytes(prepared.activations)} of it activations" if is_gpu(config.learner_device) else ""
-    actors = f"{config.actors} actors with " if config.actors > 1 else ""
+    actors = f"{config.own_actors} actors with " if config.own_actors > 1 else ""
     if config.topology != "single" and not runs_processes():
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [

@@ -6,7 +6,7 @@ from typing import Any
 
 from veldt.acting.actor import Evaluation
 from veldt.experiment.observations import BadObservations, bad_fraction
-from veldt.experiment.prepare import Prepared
+from veldt.experiment.prepare import Prepared, count_stores
 from veldt.experiment.standstill import Standstill
 from veldt.gpus import Gpus
 from veldt.machine import core_count, process_age, processor_name, used_memory
@@ -27,13 +27,13 @@ class Progress:
         self.rates = Rates(max(SHORTEST_RATE_S, min(config.log.every, LONGEST_RATE_S)), prepared.declarations)
         self.one_thread = config.topology == "single" or config.runtime == "inline"
         self.constants = {
-            "actors": config.actors,
-            "envs": config.actors * config.envs_per_actor,
+            "actors": config.own_actors,
+            "envs": config.own_actors * config.envs_per_actor,
             "cores": core_count(),
             "queue": config.queue,
             "samples_per_insert": config.store.samples_per_insert,
             "store_capacity": prepared.store.capacity,
-            "store_min_size": config.store.min_size,
+            "store_min_size": config.store.min_size * max(1, count_stores(prepared.program)),
             "store_once": config.store.selector == "fifo",
             "inference_device": config.inference_device,
             "processor": processor_name(),

@@ -24,7 +24,7 @@ from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive, 
 from veldt.experiment.ending import Summary, evaluate_weights
 from veldt.experiment.env_names import command
 from veldt.experiment.listening import Callbacks, CheckpointSaved, Ending, EvaluationDone, LogLine
-from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
+from veldt.experiment.prepare import Prepared, count_role, introduction, make_runtime, prepare
 from veldt.experiment.progress import Progress
 from veldt.experiment.saving import NODE, Best, Saving
 from veldt.experiment.settings import as_plain, flat
@@ -274,7 +274,7 @@ class Session:
         elif resumed_from and self.saving.number == resumed_from:
             more = self._command("resume", steps=2 * self.config.steps)
             say(f"This run was finished before. Evaluate with: {self._command('eval')}; continue with: {more}")
-        elif not self.updates and "learner" in prepared.program.nodes:
+        elif not self.updates and count_role(prepared.program, "learner"):
             why = self.stopped_by or why_no_update(self.config, self.progress.latest)
             sentence = f"The run ended without an update: {why}."
             log.info(sentence)
@@ -313,7 +313,8 @@ class Session:
 
 def why_no_update(config: Config, line: dict[str, Any]) -> str:
     """`line` has the newest value of each metric."""
-    items, least, name = line.get("store_items"), config.store.min_size, "store.min_size"
+    items, name = line.get("store_items"), "store.min_size"
+    least = line.get("store_min_size", config.store.min_size)  # of all stores
     if config.store.selector == "fifo":
         least, name = config.learner.batch * config.learner.prefetch, "learner.batch"
     if items is not None and items < least:

@@ -101,9 +101,9 @@ def _problems(config: Config) -> Iterator[str]:
     most, unrolls = ACTORS_PER_CORE * core_count(), config.topology == "impala"
     if config.topology == "single" and config.actors > 1:
         yield f"{config.recipe} has one actor, not {config.actors}; apex-dqn and impala have several."
-    if config.runtime == "local" and config.actors > most:
+    if config.runtime == "local" and config.own_actors > most:
         yield (
-            f"{config.actors} actors are too many for {core_count()} cores: at most {most}; give each of them more "
+            f"{config.own_actors} actors are too many for {core_count()} cores: at most {most}; give each of them more "
             "environments with --envs-per-actor."
         )
     if (gate.certificate or gate.key or gate.token_file) and not gate.listen:
@@ -132,6 +132,11 @@ def _problems(config: Config) -> Iterator[str]:
         yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
     if config.demos and store.selector == "fifo":
         yield f"{config.recipe} uses each step once, from a queue: it cannot learn from demonstrations."
+    if config.topology == "gorila" and (config.inference == "central" or config.transport == "grpc" or gate.listen):
+        yield (
+            f"{config.recipe} acts and learns in bundles on one host: it has no central inference, no gRPC and no actors "
+            "that join; use apex-dqn for these."
+        )
     if config.stop_after:
         seconds(config.stop_after)
     if config.stop_return < math.inf and not config.eval.every:
@@ -164,6 +169,22 @@ def _convolutional(config: Config) -> bool:
 
 SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
+    Scope(("actors",), lambda c: c.topology != "gorila", "actors apart from learners; --bundles is the number of both"),
+    Scope(
+        ("inference", "transport", "gate."),
+        lambda c: c.topology != "gorila",
+        "actors apart from learners, as apex-dqn has",
+    ),
+    Scope(
+        ("learner.publish_every", "learner.publish_lag", "learner.graph"),
+        lambda c: c.topology != "gorila",
+        "a learner that owns its weights (here servers do, which publish each update)",
+    ),
+    Scope(
+        ("guard.against", "guard.warm_up"),
+        lambda c: c.topology == "gorila" and flat(c)["guard.deviations"] > 0,
+        "--guard.deviations above 0",
+    ),
     Scope(("protocol",), lambda c: is_atari(c.env), "an Atari environment (ALE/...)"),
     Scope(
         ("env_kwargs", "wrappers", "image_size", "grayscale", "action_masks"),
@@ -202,11 +223,16 @@ SCOPES = (
         "a replay store with --store.samples-per-insert",
     ),
     Scope(
-        ("learner.decay", "learner.centered", "learner.square_start"),
+        ("learner.decay", "learner.centered"),
         lambda c: c.learner.optimizer == "rmsprop",
         "--learner.optimizer rmsprop",
     ),
-    Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam or rmsprop"),
+    Scope(
+        ("learner.square_start",),
+        lambda c: c.learner.optimizer in ("rmsprop", "adagrad"),
+        "--learner.optimizer rmsprop or adagrad",
+    ),
+    Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam, rmsprop or adagrad"),
     Scope(("algorithm.clip_last_reward",), lambda c: getattr(c.algorithm, "lstm", 0) > 0, "an LSTM (--algorithm.lstm)"),
     Scope(("algorithm.hidden",), lambda c: not _convolutional(c), "observations that are vectors (images have a CNN)"),
 )

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from veldt.gpus import memory_of
 from veldt.learning import optim, params
 from veldt.learning.captured import LAG, NORM, Captured, Launched
 from veldt.learning.feed import Feed
-from veldt.learning.optim import Flat, Owned, Updater
+from veldt.learning.optim import Flat, Owned, Remote, Updater
 from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
 from veldt.nets.torsos import use_bfloat16
@@ -40,7 +41,7 @@ DIAGNOSED_BLOCKS, DIAGNOSED_ROWS = 16, 2_000  # read at most
 class LearnerConfig:
     batch: Annotated[int, above(0)] = 64
     """Batch size: items in one update."""
-    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    optimizer: Literal["adam", "rmsprop", "adagrad", "sgd"] = "adam"
     """rmsprop is the variant that the papers use, with epsilon inside the square root."""
     lr: Annotated[float, above(0)] = 1e-3
     """Learning rate."""
@@ -53,7 +54,7 @@ class LearnerConfig:
     centered: bool = True
     """RMSProp divides by the standard deviation of the gradient (DQN) instead of its root mean square (A3C, IMPALA)."""
     square_start: Annotated[float, at_least(0)] = 0.0
-    """Initial value of RMSProp's average of squares; 1: small first steps, as in TensorFlow (IMPALA)."""
+    """Initial value of RMSProp's average of squares and of AdaGrad's sum; 1: small first steps, as in TensorFlow."""
     clip_norm: Annotated[float, at_least(0)] = 10.0
     """Maximum norm of the gradient; 0: no clipping."""
     target_every: Annotated[int, above(0)] = 100
@@ -83,13 +84,13 @@ class Learner:
         algorithm: Algorithm,
         env: EnvSpec,
         store: Store,
-        params_: LatestParams,
+        params_: LatestParams | None,  # where weights are published; None: the updater's servers do that
         counters: Counters,
         config: LearnerConfig,
         env_steps: int,  # of the whole run
         seed: int,
         device: str = "cpu",
-        updater: Callable[[Flat], Updater] | None = None,  # None: the optimizer of the config, in this process
+        updater: Callable[..., Updater] | None = None,  # made with a Flat; None: the config's optimizer, in this process
         initial: Mapping[str, Array] | None = None,  # weights to start with, by name; others are random
     ) -> None:
         self.algorithm, self.store, self.params, self.counters = algorithm, store, params_, counters
@@ -104,10 +105,12 @@ class Learner:
         self.flat = Flat.of(self.net)
         self.vector, self.target_vector = self.flat.weights, params.flatten(self.target)
         self.feed = Feed(store, config.batch, config.prefetch, self.device, early=self.device.type == "cuda")
-        self.updater = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
+        made: Any = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
+        self.updater: Updater = made
+        self.servers: Remote | None = made if params_ is None else None  # the same, if they own the weights
         self.captured: Captured | None = None
         self._launched: tuple[int, Sample, Launched] | None = None  # an update whose end is not known: its number, sample
-        self.publisher = Publisher(params_, self.vector, config.publish_lag)
+        self.publisher = None if params_ is None else Publisher(params_, self.vector, config.publish_lag)
         self.steps = 0
         self.env_steps = counters.get("env_steps")  # of the run, at the last update
         self.bad = 0  # updates skipped because the loss or the gradient was not finite
@@ -117,7 +120,10 @@ class Learner:
         self._diagnosis: dict[str, float] = {}  # the latest
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
-        if params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
+        self._copied = -1  # what was due of the servers' updates when the target was copied last
+        if (
+            self.publisher and params_ and params_.pull(-1) is None
+        ):  # a restarted learner keeps the weights already published until its state is loaded
             self.publisher.publish(0, self.env_steps)
         if config.graph == "auto" and self.device.type == "cuda":
             self.use_graph()
@@ -131,6 +137,8 @@ class Learner:
             log.info("learner: no CUDA graph: %s takes gradients from the host", type(self.updater).__name__)
 
     def step(self) -> bool:
+        if self.servers is not None and not self._take_newest(self.servers):
+            return False
         if self.captured is not None:
             captured = self.captured
             with captured.on_stream():
@@ -140,6 +148,16 @@ class Learner:
             return worked
         found = self.feed.next()
         return found is not None and self._step(*found)
+
+    def _take_newest(self, servers: Remote) -> bool:
+        """The weights of the servers. The target network follows every `target_every` updates that these have made."""
+        if not servers.ready():
+            return False
+        due = servers.version // self.config.target_every
+        if due != self._copied:
+            self.target_vector.copy_(self.vector)
+            self._copied = due
+        return True
 
     def _launch(self, captured: Captured) -> bool:
         """Starts an update and, while the device works on it, ends the one before it and draws the next batch. What follows
@@ -173,7 +191,8 @@ class Learner:
         if self._check(number, report.fine):
             self._latest = report.metrics
             self.store.update(sample.keys, report.priorities)
-        self.publisher.finish()
+        if self.publisher is not None:
+            self.publisher.finish()
         return True
 
     def _go_on_without_graph(self, error: Exception) -> None:
@@ -204,18 +223,18 @@ class Learner:
 
     def _count(self) -> None:
         self.steps += 1
-        self.counters.add("learner_steps", 1)
+        if self.servers is None:  # which count their own
+            self.counters.add("learner_steps", 1)
         self.env_steps = self.counters.get("env_steps")
 
     def _follow_up(self) -> None:
         """What is done every so many updates."""
-        if self.steps % self.config.target_every == 0:
-            self.target_vector.copy_(self.vector)
-        if self.steps % self.config.publish_every == 0:
-            if self.captured is None:
-                self.publisher.publish(self.steps, self.env_steps)
-            else:
-                self.publisher.begin(self.steps, self.env_steps)
+        if self.publisher is not None:
+            if self.steps % self.config.target_every == 0:
+                self.target_vector.copy_(self.vector)
+            if self.steps % self.config.publish_every == 0:
+                publish = self.publisher.publish if self.captured is None else self.publisher.begin
+                publish(self.steps, self.env_steps)
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
         if self.steps % DIAGNOSE_EVERY == 0:
@@ -231,21 +250,25 @@ class Learner:
         """At a checkpoint: publishes the newest weights and drops prefetched batches, as after a resume."""
         self._settle()
         self.feed.clear()
-        self.publisher.publish_newest(self.steps, self.env_steps)
+        if self.publisher is not None:
+            self.publisher.publish_newest(self.steps, self.env_steps)
         return True
 
     def _measure_lag(self, sample: Sample) -> None:
         if "version" in sample.rows:
             acted: Any = sample.rows["version"][:, self._acted]
-            lag = self.steps - (acted.cpu().numpy() if isinstance(acted, Tensor) else acted)
+            version = self.steps if self.servers is None else self.servers.version
+            lag = version - (acted.cpu().numpy() if isinstance(acted, Tensor) else acted)
             self._lag = float(np.maximum(lag, 0).mean())  # a restarted learner may be behind the weights that acted
 
     def _update(self, loss: Loss) -> bool:
-        """False: the loss or the gradient is not finite. Then nothing changes but counters."""
+        """False: the loss or the gradient is not finite, or far too large. Then nothing changes but counters."""
         norm = float(torch.linalg.vector_norm(self.flat.gradient))
         # A Huber loss has a finite gradient even where the loss is infinite, so both are checked.
         fine = all(map(math.isfinite, (norm, *(value.item() for value in loss.losses.values()))))
         if not self._check(self.steps + 1, fine):
+            return False
+        if self.servers is not None and not self.servers.accepts(loss.priorities):
             return False
         if self.updater.update(loss.losses, norm) and loss.after is not None:
             loss.after()
@@ -281,45 +304,60 @@ class Learner:
         return Batch(found.rows, found.starts, np.ones(len(found.rows["first"]), np.float32), self.device)
 
     def metrics(self) -> dict[str, float]:
-        metrics = {"skipped_updates": float(self.bad), "published": float(self.publisher.published)}
+        metrics = {"skipped_updates": float(self.bad)} | self.updater.metrics()
+        if self.publisher is not None:
+            metrics["published"] = float(self.publisher.published)
         if not math.isnan(self._lag):
             metrics[LAG] = self._lag
-        if isinstance(self.updater, Owned):
-            metrics["learning_rate"] = self.updater.lr()
         metrics |= memory_of("learner", str(self.device))
         return metrics | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
+        """Weights that are owned by servers are saved there."""
         self._settle()
-        state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
+        own = params.export(self.net) if self.servers is None else {}
+        state: dict[str, Any] = {f"weights/{name}": x for name, x in own.items()}
         state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
         state |= {f"optimizer/{name}": x for name, x in self.updater.state().items()}
         counts = {"steps": self.steps, "bad": self.bad, "env_steps": self.env_steps}
+        counts |= {} if self.servers is None else {"copied": self._copied}
         return state | counts | {"torch_rng": torch.get_rng_state().numpy()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._settle()
-        params.restore(self.net, params.under("weights/", state))
+        if self.servers is None:
+            params.restore(self.net, params.under("weights/", state))
         params.restore(self.target, params.under("target/", state))
         self.updater.load_state(params.under("optimizer/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
         self.env_steps = int(state.get("env_steps", self.counters.get("env_steps")))  # older checkpoints lack it
-        self.publisher.publish_newest(self.steps, self.env_steps)
+        if self.publisher is None:
+            self._copied = int(state["copied"])
+        else:
+            self.publisher.publish_newest(self.steps, self.env_steps)
 
 
 def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int) -> Owned:
-    """The optimizer of the config, whose learning rate is annealed over `env_steps`."""
+    """The optimizer of the config, in this process."""
+    return Owned(flat, partial(make_optimizer, config), learning_rate(config, counters, env_steps), config.clip_norm)
+
+
+def learning_rate(config: LearnerConfig, counters: Counters, env_steps: int) -> Callable[[], float]:
+    """That of now: it may be annealed over `env_steps`."""
 
     def rate() -> float:
         left = max(0.0, 1 - counters.get("env_steps") / env_steps) if config.anneal else 1.0
         return config.lr * left
 
-    def make(weights: Tensor, gradient: Tensor) -> optim.Optimizer:
-        if config.optimizer == "adam":
-            return optim.Adam(weights, gradient, config.eps)
-        if config.optimizer == "rmsprop":
-            return optim.RMSProp(weights, gradient, config.eps, config.decay, config.centered, config.square_start)
-        return optim.SGD(weights, gradient)
+    return rate
 
-    return Owned(flat, make, rate, config.clip_norm)
+
+def make_optimizer(config: LearnerConfig, weights: Tensor, gradient: Tensor) -> optim.Optimizer:
+    if config.optimizer == "adam":
+        return optim.Adam(weights, gradient, config.eps)
+    if config.optimizer == "rmsprop":
+        return optim.RMSProp(weights, gradient, config.eps, config.decay, config.centered, config.square_start)
+    if config.optimizer == "adagrad":
+        return optim.AdaGrad(weights, gradient, config.eps, config.square_start)
+    return optim.SGD(weights, gradient)

@@ -1,4 +1,4 @@
-"""What becomes of a gradient: updaters, and optimizers on one flat vector (Adam, the two RMSProps of the papers).
+"""What becomes of a gradient: updaters, and optimizers on one flat vector (Adam, AdaGrad, the two RMSProps of the papers).
 
 `torch.optim` takes over a second to import its compiler, and its RMSProp adds epsilon outside the square root where DQN's
 and A3C's add it inside.
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from veldt.compiled import njit
 from veldt.learning.params import flatten, flatten_gradients, group_slice, under
 from veldt.records.tree import Array
+
+TINY = 1e-30  # instead of a division by 0
 
 
 class Optimizer:
@@ -124,6 +126,23 @@ class RMSProp(Optimizer):
         self.weights.sub_(self.gradient.div(spread.add(self.eps).sqrt_()).mul_(lr * fine))
 
 
+class AdaGrad(Optimizer):
+    """delta = lr * g / (sqrt(sum of g^2) + eps) (Duchi et al. 2011; Gorila's servers), as in `torch.optim.Adagrad`."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor, eps: float, square_start: float = 0.0) -> None:
+        super().__init__(weights, gradient, square=square_start)
+        self.eps = eps
+
+    def step_on_cpu(self, lr: float) -> None:
+        w, g, s = (x.numpy() for x in (self.weights, self.gradient, *self.averages.values()))
+        _adagrad(w, g, s, lr, self.eps)
+
+    def masked_step(self, lr: Tensor, fine: Tensor) -> None:
+        square = self.averages["square"]
+        square.add_(self.gradient.square().mul_(fine))
+        self.weights.sub_(self.gradient.div(square.sqrt().add_(self.eps).clamp_min_(TINY)).mul_(lr * fine))
+
+
 class SGD(Optimizer):
     """weights -= lr * gradient."""
 
@@ -149,6 +168,13 @@ def _rmsprop(w: Array, g: Array, m: Array, s: Array, c: Any, lr: Any, eps: Any, 
             m[i] += c * (g[i] - m[i])
         s[i] += c * (g[i] * g[i] - s[i])
         w[i] -= lr * g[i] / np.sqrt(max(s[i] - m[i] * m[i], np.float32(0)) + eps)
+
+
+@njit("void(f4[::1], f4[::1], f4[::1], f4, f4)", error_model="numpy")
+def _adagrad(w: Array, g: Array, s: Array, lr: Any, eps: Any) -> None:
+    for i in range(len(g)):
+        s[i] += g[i] * g[i]
+        w[i] -= lr * g[i] / max(np.sqrt(s[i]) + eps, np.float32(TINY))  # with eps 0 and a gradient that was always 0
 
 
 class Flat(NamedTuple):
@@ -182,8 +208,21 @@ class Updater(Protocol):
         True: the weights are updated. False: the gradient is sent, and new weights come with a later update.
         """
 
+    def metrics(self) -> dict[str, float]: ...
     def state(self) -> dict[str, Array]: ...  # GROUP/name -> array
     def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Remote(Updater, Protocol):
+    """The weights are owned by other nodes, which publish them and count their updates (`shards.Sharded`)."""
+
+    version: int  # updates of the newest weights that were taken
+
+    def ready(self) -> bool:
+        """Called before each gradient: takes the newest weights. False: no gradient can be used now."""
+
+    def accepts(self, errors: Tensor) -> bool:
+        """Whether the gradient of a batch is used; `errors` [B] are its |y - q|, which nothing has clipped."""
 
 
 @dataclass(eq=False)
@@ -211,6 +250,9 @@ class Owned:
         self.flat.gradient.mul_(torch.where(fine > 0, most, 0.0)).nan_to_num_(0.0, 0.0, 0.0)
         for group in groups:
             self._of(group).masked_step(lr, fine)
+
+    def metrics(self) -> dict[str, float]:
+        return {"learning_rate": self.lr()}
 
     def state(self) -> dict[str, Array]:
         return {f"{group}/{name}": x for group, one in self.optimizers.items() for name, x in one.state().items()}

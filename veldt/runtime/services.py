@@ -16,6 +16,9 @@ from veldt.shared import Cell
 
 MAX_VIEWS = 1000  # messages whose arguments are kept
 UNUSED_S = 0.005  # between two polls for a first call
+# What a stream's numbers are called. A node class may have names of its own (`STREAM_NAMES`); those that it leaves out are
+# not reported.
+STREAM_NAMES = {"messages": "stream_blocks", "bytes": "stream_bytes", "fill": "queue_fill", "refusing": "refusing"}
 
 
 class Requests(Inbox, Protocol):
@@ -53,6 +56,7 @@ class StreamService:
         self._polls = self._refused = 0  # polls that found messages; messages that the node refused
         self._fill = 0.0  # sum over polls of the fill of the fullest ring
         self._turn = 0  # whose message is next
+        self._names: Mapping[str, str] = getattr(node, "STREAM_NAMES", STREAM_NAMES)
 
     def step(self) -> bool:
         waiting = [inbox.waiting for inbox in self._inboxes]  # later ones wait: other nodes share this process
@@ -99,8 +103,9 @@ class StreamService:
     def metrics(self) -> dict[str, float]:
         polls, refused, fill = self._polls, self._refused, self._fill
         self._polls, self._refused, self._fill = 0, 0, 0.0
-        totals = {"stream_blocks": float(self.messages), "stream_bytes": float(self.bytes)}
-        return totals | {"queue_fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
+        numbers = {"messages": float(self.messages), "bytes": float(self.bytes)}
+        numbers |= {"fill": fill / max(1, polls), "refusing": refused / max(1, polls)}
+        return {name: numbers[what] for what, name in self._names.items()}
 
 
 def is_no(result: Any) -> bool:

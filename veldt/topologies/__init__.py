@@ -1,6 +1,7 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
-    __init__.py   single, apex and seed, and the links that they add to a program: they differ in how many, and where
+    __init__.py   the topologies, and the links that they add to a program: they differ in how many, and where
+    shards.py     the parameter servers of gorila
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
@@ -11,6 +12,7 @@ May import acting, storing, learning, demos, envs and `program`; the config of `
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,16 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.learning.learner import Learner
 from veldt.learning.params import LatestParams
+from veldt.learning.shards import ROW, ShardedParams, sharded
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
+from veldt.topologies.shards import add_shards
 from veldt.topologies.stores import add_store
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
+    from veldt.experiment.recipes.gorila import GorilaConfig
 
 
 def single(program: Program, config: Config, env: EnvSpec) -> None:
@@ -83,8 +88,38 @@ def seed(program: Program, config: Config, env: EnvSpec) -> None:
     add_evaluator(program, config, env, params, counters)
 
 
-Topology = Callable[[Program, "Config", EnvSpec], None]
-TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex}  # by Config.topology
+def gorila(program: Program, config: GorilaConfig, env: EnvSpec) -> None:
+    """Gorila (Nair et al. 2015): bundles that act and learn by themselves, and servers that own the weights.
+
+        [ Actor - Recorder - LocalPolicy - Store - Learner ] x N
+                        ^ weights                   | gradients
+                             [ ParamShard ] x K
+
+    A bundle is one process, and so is a shard, which owns a slice of the weights and its optimizer. Learners push slices
+    of their gradients and take the newest weights before each. With a global replay the store is a process of its own,
+    which all bundles insert into and sample from.
+    """
+    counters = program.add("counters", Counters, ROWS)
+    servers = add_shards(program, config, env, counters)
+    statistics = program.array("losses", (config.bundles, ROW), "f8")
+    schema = config.schema(env)
+    store = add_store(program, config, schema, counters, env) if config.replay == "global" else None
+    for i in range(config.bundles):
+        # The first is seeded like the only learner of other topologies.
+        own = replace(config, seed=derive(config.seed, "bundle", i)) if i else config
+        local = store or add_store(program, own, schema, counters, env, f"store/{i}")
+        place = None if store else local
+        guarded = (config.guard, statistics, i, config.learner.clip_norm)
+        updater = program.add(f"updater/{i}", sharded, *servers, *guarded, on=place)
+        learner = add_learner(program, own, env, local, None, counters, f"learner/{i}", on=updater, updater=updater)
+        params = program.add(f"params/{i}", ShardedParams, *servers, on=updater)
+        add_actor(program, config, env, i, local, params, counters, on=learner)
+    params = program.add("params/greedy", ShardedParams, *servers) if config.eval.every else None
+    add_evaluator(program, config, env, params, counters, on=params)
+
+
+Topology = Callable[[Program, Any, EnvSpec], None]  # of a Config of its family
+TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex, "gorila": gorila}  # by Config.topology
 
 
 def make_program(config: Config, env: EnvSpec) -> Program:
@@ -102,11 +137,21 @@ def add_shared(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any
     return add_store(program, config, config.schema(env), counters, env), params, counters
 
 
-def add_learner(program: Program, config: Config, env: EnvSpec, store: Any, params: Any, counters: Any) -> Any:
+def add_learner(
+    program: Program,
+    config: Config,
+    env: EnvSpec,
+    store: Any,
+    params: Any,  # None: its updater's servers publish
+    counters: Any,
+    name: str = "learner",
+    on: Any = None,
+    **updater: Any,
+) -> Any:
     """In the store's process, and before the policies: the first weights are the learner's."""
     how = (config.learner, config.steps, derive(config.seed, "learner"), config.learner_device)
     args = (config.algorithm, env, store, params, counters, *how)
-    return program.add("learner", Learner, *args, on=store, threads=config.threads, keep=True)
+    return program.add(name, Learner, *args, on=on or store, threads=config.threads, keep=True, **updater)
 
 
 def add_actor(
@@ -114,7 +159,7 @@ def add_actor(
 ) -> None:
     """The i-th actor with its policy and recorder, in one process: that of `on`, or a new one."""
     seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
-    explore = config.actor.explore(i * n, n, n * config.actors)
+    explore = config.actor.explore(i * n, n, n * config.own_actors)
     how = (explore, derive(seed, "policy", i), config.refresh, config.actor.hold)
     policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
     on = on or policy
@@ -127,7 +172,7 @@ def add_inference(program: Program, config: Config, env: EnvSpec, store: Any, pa
     central, each = config.central, config.envs_per_actor
     total = each * config.total_actors
     local, n = config.runtime == "local", each // central.groups
-    explore, seed = config.actor.explore(0, total, each * config.actors), derive(config.seed, "policy", 0)
+    explore, seed = config.actor.explore(0, total, each * config.own_actors), derive(config.seed, "policy", 0)
     args = (config.algorithm, env, params, counters, explore, seed)
     policy = program.add(
         "inference",
@@ -161,12 +206,12 @@ def add_light_actor(program: Program, config: Config, i: int, recorder: Any, cou
     program.add(name, Actor, *args, light=True, elsewhere=True)
 
 
-def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any) -> None:
+def add_evaluator(program: Program, config: Config, env: EnvSpec, params: Any, counters: Any, on: Any = None) -> None:
     """Greedy episodes with the newest weights, in a process of their own; none where eval.every is 0."""
     if not config.eval.every:
         return
     algorithm, epsilon, policy_seed = config.algorithm, config.eval.epsilon, derive(config.seed, "greedy")
-    greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed)
+    greedy = program.add("policy/greedy", LocalPolicy, algorithm, env, params, counters, epsilon, policy_seed, on=on)
     every, episodes, max_length = config.eval.every, config.eval.episodes, config.eval.max_length
     evaluated = program.add("evaluated", LatestParams, CELL)  # what the newest evaluation was of: perhaps the best so far
     how = (every, episodes, max_length, config.seed, evaluated)

@@ -32,9 +32,11 @@ ROOM = 0.6  # of a GPU's free memory, for a store that goes there by itself
 CANDIDATES = 4  # of which one is evicted by priority: on average 1.5 blocks are copied for it
 
 
-def add_store(program: Program, config: Any, schema: Schema, counters: Any = None, env: EnvSpec | None = None) -> Any:
+def add_store(
+    program: Program, config: Any, schema: Schema, counters: Any = None, env: EnvSpec | None = None, name: str = "store"
+) -> Any:
     build, examples, constants = store_builder(config), insert_examples(schema, env), {"schema": schema}
-    return program.add("store", build, config, schema, BLOCK_MEMORY, counters, examples=examples, constants=constants)
+    return program.add(name, build, config, schema, BLOCK_MEMORY, counters, examples=examples, constants=constants)
 
 
 def store_builder(config: Any) -> Callable[..., Replay | UnrollQueue | Mixture]:

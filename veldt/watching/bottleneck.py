@@ -92,6 +92,8 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
     busy, waits = (fractions(line, column, declarations) for column in (BUSY, WAITS))
     if one_thread:
         return _one_thread(line, busy)
+    if "shard" in busy and "recorder" not in waits:
+        return _bundles(line, busy, waits)
     if "recorder" not in waits or "learner" not in waits:
         return ""
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
@@ -123,6 +125,26 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
             "--threads, or a GPU."
         )
     return _queue(line, "the actors wait", "their", actor)
+
+
+def _bundles(line: Line, busy: dict[str, float], waits: dict[str, float]) -> str:
+    """Where each process acts and learns, and servers apply the gradients."""
+    if "learner" not in waits:
+        return ""
+    server, blocked, idle = busy["shard"], line.get("wait/shards", 0.0), waits["learner"]
+    if blocked >= MUCH or server >= HIGH:
+        return (
+            f"The parameter servers are the bottleneck: they are busy {percent(server)} of their time, and the learners "
+            f"wait {percent(blocked)} of theirs for them: add --shards."
+        )
+    parts = {name: busy.get(name, 0.0) for name in ("learner", "policy", "environments")}
+    shares = f"{percent(parts['learner'])} of the time in gradients, {percent(parts['policy'])} in acting, "
+    shares += f"{percent(parts['environments'])} in environments"
+    if _all_cores(line):
+        return f"All {line['cores']} cores are busy. The bundles spend {shares}; the servers are busy {percent(server)}."
+    if idle >= MUCH:
+        return f"The bundles wait {percent(idle)} of their time for another process; they spend {shares}."
+    return f"The bundles are the bottleneck: they spend {shares}: add --bundles."
 
 
 def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
