@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
 from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
-from veldt.program import Program
+from veldt.program import Node, Program, Ref, root, walk
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.runtime import Inline, Runtime
@@ -121,8 +121,9 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     schema = config.schema(env)
     store = store_size(config, schema) if "store" in program.nodes else Size(0, 0, 0)
     samples = _samples(config, schema)
-    rest = samples + 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes
-    rest += CUDA * _cuda_processes(config, program) + (0 if is_gpu(config.learner_device) else activations)
+    learners = max(1, sum(issubclass(node.node_class, Learner) for node in program.nodes.values()))
+    rest = learners * 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes + samples
+    rest += CUDA * _cuda_processes(config, program) + (0 if is_gpu(config.learner_device) else learners * activations)
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
     free = min(available_memory(), int(1e9 * config.memory.limit) or available_memory())
@@ -159,10 +160,16 @@ def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
     nodes = program.nodes
     own = [node for node in nodes.values() if node.on is None and not node.everywhere]
     light = sum(node.light for node in own)
-    streams = sum(issubclass(node.node_class, Recorder) and node.on != "learner" for node in nodes.values())
+    streams = sum(issubclass(node.node_class, Recorder) and not _beside_store(node, nodes) for node in nodes.values())
     stream = queue * min(STREAM_BYTES, schema.nbytes + 9 * schema.starts + 1024)
     zygotes = ZYGOTE + (LIGHT_ZYGOTE if light else 0)
     return zygotes + (len(own) - light) * PROCESS + light * LIGHT_PROCESS + streams * stream
+
+
+def _beside_store(recorder: Node, nodes: Mapping[str, Node]) -> bool:
+    """Whether the store is in its process."""
+    store = next(ref.name for ref in walk(recorder.args, Ref) if "insert" in nodes[ref.name].ports)
+    return root(recorder.name, nodes) == root(store, nodes)
 
 
 def check_memory(size: Size, available: int, rest: int = 0) -> None:
@@ -170,7 +177,7 @@ def check_memory(size: Size, available: int, rest: int = 0) -> None:
     if available < 0:
         raise UserError(
             f"The run needs about {format_bytes(rest)} of RAM beside its store, but {format_bytes(available + rest)} is "
-            "free; use fewer --actors, a smaller --learner.batch, or --runtime inline."
+            "free; use fewer --actors or --workers, a smaller --learner.batch, or --runtime inline."
         )
     if size.nbytes > 0.9 * available:
         half = format_bytes(0.5 * available).replace(" ", "")
@@ -232,13 +239,14 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
     gpu = f"; about {format_bytes(prepared.gpu)} of GPU memory" if prepared.gpu else ""
     gpu += f", {format_bytes(prepared.activations)} of it activations" if is_gpu(config.learner_device) else ""
-    actors = f"{config.actors} actors with " if config.actors > 1 else ""
+    actors = f"{config.n_actors} {'workers' if config.topology == 'workers' else 'actors'} with "
     if config.topology != "single" and not runs_processes():
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [
         *lines,
         *prepared.initial,
-        f"acting: {actors}{amount(config.envs_per_actor, 'environments')}{_inference(config)}, {config.actor}; "
+        f"acting: {actors if config.n_actors > 1 else ''}{amount(config.envs_per_actor, 'environments')}"
+        f"{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
         f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",
         f"disk: {_disk(prepared, path)}",

@@ -26,8 +26,8 @@ class Progress:
         self.rates = Rates(max(SHORTEST_RATE_S, min(config.log.every, LONGEST_RATE_S)), prepared.declarations)
         self.one_thread = config.topology == "single" or config.runtime == "inline"
         self.constants = {
-            "actors": config.actors,
-            "envs": config.actors * config.envs_per_actor,
+            "actors": config.n_actors,
+            "envs": config.n_actors * config.envs_per_actor,
             "cores": core_count(),
             "queue": config.queue,
             "samples_per_insert": config.store.samples_per_insert,
@@ -36,7 +36,8 @@ class Progress:
             "store_once": config.store.selector == "fifo",
             "inference_device": config.inference_device,
             "processor": processor_name(),
-        } | ({"gpu_planned": prepared.gpu} if prepared.gpu else {})
+        } | ({"workers": config.n_actors} if config.topology == "workers" else {})
+        self.constants |= {"gpu_planned": prepared.gpu} if prepared.gpu else {}
         self.gpus = Gpus((config.learner_device, config.inference_device))
         self.bad, self.standstill = BadObservations(config.env, config.max_bad), Standstill(config.step_timeout)
         self.earlier_s = 0.0  # of the sessions before this one

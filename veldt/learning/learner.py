@@ -105,6 +105,8 @@ class Learner:
         self.vector, self.target_vector = self.flat.weights, params.flatten(self.target)
         self.feed = Feed(store, config.batch, config.prefetch, self.device, early=self.device.type == "cuda")
         self.updater = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
+        if self.updater.target is not None:
+            self.target_vector = params.flatten(self.target, self.updater.target)
         self.captured: Captured | None = None
         self._launched: tuple[int, Sample, Launched] | None = None  # an update whose end is not known: its number, sample
         self.publisher = Publisher(params_, self.vector, config.publish_lag)
@@ -117,7 +119,8 @@ class Learner:
         self._diagnosis: dict[str, float] = {}  # the latest
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
-        if params_.pull(-1) is None:  # a restarted learner keeps the weights already published until its state is loaded
+        # A restarted learner keeps the weights already published until its state is loaded.
+        if self.updater.owns_weights and params_.pull(-1) is None:
             self.publisher.publish(0, self.env_steps)
         if config.graph == "auto" and self.device.type == "cuda":
             self.use_graph()
@@ -209,9 +212,9 @@ class Learner:
 
     def _follow_up(self) -> None:
         """What is done every so many updates."""
-        if self.steps % self.config.target_every == 0:
+        if self.updater.target is None and self.steps % self.config.target_every == 0:
             self.target_vector.copy_(self.vector)
-        if self.steps % self.config.publish_every == 0:
+        if self.updater.owns_weights and self.steps % self.config.publish_every == 0:
             if self.captured is None:
                 self.publisher.publish(self.steps, self.env_steps)
             else:
@@ -231,8 +234,12 @@ class Learner:
         """At a checkpoint: publishes the newest weights and drops prefetched batches, as after a resume."""
         self._settle()
         self.feed.clear()
-        self.publisher.publish_newest(self.steps, self.env_steps)
+        self._publish_newest()
         return True
+
+    def _publish_newest(self) -> None:
+        if self.updater.owns_weights:
+            self.publisher.publish_newest(self.steps, self.env_steps)
 
     def _measure_lag(self, sample: Sample) -> None:
         if "version" in sample.rows:
@@ -281,39 +288,38 @@ class Learner:
         return Batch(found.rows, found.starts, np.ones(len(found.rows["first"]), np.float32), self.device)
 
     def metrics(self) -> dict[str, float]:
-        metrics = {"skipped_updates": float(self.bad), "published": float(self.publisher.published)}
+        metrics = {"skipped_updates": float(self.bad), **self.updater.metrics()}
+        if self.updater.owns_weights:
+            metrics["published"] = float(self.publisher.published)
         if not math.isnan(self._lag):
             metrics[LAG] = self._lag
-        if isinstance(self.updater, Owned):
-            metrics["learning_rate"] = self.updater.lr()
         metrics |= memory_of("learner", str(self.device))
         return metrics | self._diagnosis | {name: float(x.mean()) for name, x in self._latest.items()}
 
     def state(self) -> dict[str, Any]:
         self._settle()
-        state: dict[str, Any] = {f"weights/{name}": x for name, x in params.export(self.net).items()}
-        state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
+        state: dict[str, Any] = {}
+        if self.updater.owns_weights:
+            state |= {f"weights/{name}": x for name, x in params.export(self.net).items()}
+            state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
         state |= {f"optimizer/{name}": x for name, x in self.updater.state().items()}
         counts = {"steps": self.steps, "bad": self.bad, "env_steps": self.env_steps}
         return state | counts | {"torch_rng": torch.get_rng_state().numpy()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._settle()
-        params.restore(self.net, params.under("weights/", state))
-        params.restore(self.target, params.under("target/", state))
+        if self.updater.owns_weights:
+            params.restore(self.net, params.under("weights/", state))
+            params.restore(self.target, params.under("target/", state))
         self.updater.load_state(params.under("optimizer/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
         self.env_steps = int(state.get("env_steps", self.counters.get("env_steps")))  # older checkpoints lack it
-        self.publisher.publish_newest(self.steps, self.env_steps)
+        self._publish_newest()
 
 
 def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int) -> Owned:
     """The optimizer of the config, whose learning rate is annealed over `env_steps`."""
-
-    def rate() -> float:
-        left = max(0.0, 1 - counters.get("env_steps") / env_steps) if config.anneal else 1.0
-        return config.lr * left
 
     def make(weights: Tensor, gradient: Tensor) -> optim.Optimizer:
         if config.optimizer == "adam":
@@ -322,4 +328,14 @@ def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int)
             return optim.RMSProp(weights, gradient, config.eps, config.decay, config.centered, config.square_start)
         return optim.SGD(weights, gradient)
 
-    return Owned(flat, make, rate, config.clip_norm)
+    return Owned(flat, make, annealed(config, counters, env_steps), config.clip_norm)
+
+
+def annealed(config: LearnerConfig, counters: Counters, env_steps: int) -> Callable[[], float]:
+    """The learning rate now, which falls to 0 over `env_steps` of the run if the config says so."""
+
+    def rate() -> float:
+        left = max(0.0, 1 - counters.get("env_steps") / env_steps) if config.anneal else 1.0
+        return config.lr * left
+
+    return rate

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -175,6 +175,9 @@ class Flat(NamedTuple):
 class Updater(Protocol):
     """Made with a `Flat`, whose gradient it reads and whose weights it writes."""
 
+    owns_weights: bool  # False: others change them too; then the learner neither publishes nor saves them
+    target: Tensor | None  # the vector of a target network that several learners share; None: each has its own
+
     def update(self, groups: Iterable[str], norm: float) -> bool:
         """Takes the gradient, which is finite and has this norm. `groups` are the prefixes of the parameters that have a
         loss; the gradient of all others is 0.
@@ -182,6 +185,7 @@ class Updater(Protocol):
         True: the weights are updated. False: the gradient is sent, and new weights come with a later update.
         """
 
+    def metrics(self) -> dict[str, float]: ...
     def state(self) -> dict[str, Array]: ...  # GROUP/name -> array
     def load_state(self, state: dict[str, Any]) -> None: ...
 
@@ -195,6 +199,9 @@ class Owned:
     lr: Callable[[], float]
     clip_norm: float  # 0: not clipped
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
+
+    owns_weights: ClassVar = True
+    target: ClassVar = None
 
     def update(self, groups: Iterable[str], norm: float) -> bool:
         if self.clip_norm and norm > self.clip_norm:
@@ -211,6 +218,9 @@ class Owned:
         self.flat.gradient.mul_(torch.where(fine > 0, most, 0.0)).nan_to_num_(0.0, 0.0, 0.0)
         for group in groups:
             self._of(group).masked_step(lr, fine)
+
+    def metrics(self) -> dict[str, float]:
+        return {"learning_rate": self.lr()}
 
     def state(self) -> dict[str, Array]:
         return {f"{group}/{name}": x for group, one in self.optimizers.items() for name, x in one.state().items()}

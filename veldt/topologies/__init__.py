@@ -2,6 +2,7 @@
 
     __init__.py   single, apex and seed, and the links that they add to a program: they differ in how many, and where
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
+    workers.py    workers that each act and learn, with shared weights (A3C)
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
 program: nothing outside presumes a node. Arguments named store, params, counters and recorder are Refs (`veldt.program`).
@@ -25,6 +26,7 @@ from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.stores import add_store
+from veldt.topologies.workers import add_workers
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
@@ -84,7 +86,15 @@ def seed(program: Program, config: Config, env: EnvSpec) -> None:
 
 
 Topology = Callable[[Program, "Config", EnvSpec], None]
-TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex}  # by Config.topology
+
+
+def workers(program: Program, config: Any, env: EnvSpec) -> None:
+    """A3C: see `add_workers`. The evaluator copies the shared weights."""
+    shared, counters = add_workers(program, config, env)
+    add_evaluator(program, config, env, shared, counters)
+
+
+TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex, "workers": workers}  # by Config.topology
 
 
 def make_program(config: Config, env: EnvSpec) -> Program:
