@@ -33,7 +33,13 @@ class Parts(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.x[:] = np.clip(self.x + action - self.np_random.integers(0, 3, 2), -9, 9)
         sums = float(self.x.sum())
-        return self.seen(), sums, sums > 6, self.np_random.random() < 0.1, {RETURN_ENDS: bool(self.x[1] == 1), "other": "text"}
+        return (
+            self.seen(),
+            sums,
+            sums > 6,
+            self.np_random.random() < 0.1,
+            {RETURN_ENDS: bool(self.x[1] == 1), "other": "text"},
+        )
 
 
 class Continuous(Parts):

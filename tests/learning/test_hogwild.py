@@ -53,7 +53,7 @@ class Shared:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_rmsprop_is_its_formula(own: bool) -> None:
-    """g <- a g + (1 - a) d^2; w <- w - rate d / sqrt(g + eps). Two workers in turn, with one g for both, or one for each."""
+    """g <- a g + (1 - a) d^2; w <- w - rate d / sqrt(g + eps). Two workers in turn, with one g for both or one each."""
     both = Shared(own)
     rng = np.random.default_rng(0)
     w, g = [2.0] * SIZE, [[0.0] * SIZE for _ in range(2)]
@@ -129,7 +129,9 @@ def test_the_evaluator_gets_a_copy_with_the_counts_of_all_workers() -> None:
     both = Shared()
     both.update(both.workers[0], np.ones(SIZE, np.float32), env_steps=8)
     found = both.shared.pull(-1)
-    assert found is not None and (found.version, found.env_steps) == (1, 8) and abs(found.published_at - time.monotonic()) < 5
+    assert (
+        found is not None and (found.version, found.env_steps) == (1, 8) and abs(found.published_at - time.monotonic()) < 5
+    )
     assert (found.vector == both.weights).all() and found.vector is not both.weights
     assert both.shared.pull(1) is None
 

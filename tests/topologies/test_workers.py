@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from veldt.acting.trained import TrainedPolicy
 from veldt.errors import UserError
 from veldt.experiment import recipes, settings
 from veldt.experiment.config import DrawnConfig
+from veldt.experiment.run import Run
 from veldt.learning import params
 from veldt.records.tree import Array
 from veldt.runtime import Inline
@@ -50,7 +53,11 @@ class Definition:
 
     def __init__(self, config: Any) -> None:
         of = self.of = config.algorithm
-        self.config, self.env, self.rng = config, gym.make(config.env), np.random.default_rng(derive(config.seed, "policy", 0))
+        self.config, self.env, self.rng = (
+            config,
+            gym.make(config.env),
+            np.random.default_rng(derive(config.seed, "policy", 0)),
+        )
         torch.manual_seed(derive(config.seed, "learner"))
         self.net: Any = of.network(config.env_spec())
         self.theta = torch.cat([p.detach().flatten() for p in self.net.parameters()]).double()
@@ -211,9 +218,7 @@ def greedy_return(config: Any, nodes: Any) -> float:
     return found.mean_return
 
 
-@pytest.mark.parametrize(
-    ("kills", "steps", "score"), [(4, 4_000, 0), pytest.param(60, 0, 475, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("kills", "steps", "score"), [(4, 4_000, 0), pytest.param(60, 0, 475, marks=pytest.mark.long)])
 def test_killed_workers_come_back_and_the_weights_stay(kills: int, steps: int, score: float) -> None:
     config, plan = program("a3c", runtime="local", workers=2, **({} if score else {"steps": 10**6}))
     if score:
@@ -231,6 +236,56 @@ def test_killed_workers_come_back_and_the_weights_stay(kills: int, steps: int, s
         assert max(took) < 1.0, took
         if score:
             assert greedy_return(config, nodes) >= score
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "a3c": {"algorithm.lstm": 8, "statistics": "own"},
+    "async-sarsa": {"target_every": 400},
+    "async-nstep-q": {"target_every": 400},
+}
+
+
+def command(recipe: str, path: Path, **changes: Any) -> list[str]:
+    values = SMALL | {"workers": 3, "checkpoint.every": 250, "seed": 2} | changes
+    flags = [
+        str(x) for name, value in values.items() for x in (f"--{name}", *(value if isinstance(value, tuple) else [value]))
+    ]
+    return [sys.executable, "-m", "veldt", "train", recipe, "--env", "CartPole-v1", "--run", str(path), "--quiet", *flags]
+
+
+def newest(path: Path) -> int:
+    return max((int(p.name) for p in (path / "checkpoints").glob("[0-9]*")), default=0)
+
+
+def whole_state(path: Path) -> dict[str, Any]:
+    """All that the newest checkpoint holds, but for the clock; every array by its hash."""
+    checkpoint = Run(path).checkpoints().load()
+    assert checkpoint is not None
+    return {key: value for key, value in checkpoint.manifest.items() if key != "time_s"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kills", "steps"),
+    [("a3c", 1, 4_000), *(pytest.param(recipe, 6, 12_000, marks=pytest.mark.long) for recipe in RESUMED)],
+)
+def test_killed_and_started_again_inline_ends_bit_for_bit_as_if_nothing_had_happened(
+    recipe: str, kills: int, steps: int, tmp_path: Path
+) -> None:
+    changes, rng = {"steps": steps, **RESUMED[recipe]}, np.random.default_rng(kills)
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert subprocess.run(command(recipe, straight, **changes), timeout=200, check=False).returncode == 0
+    for kill in range(kills):
+        aim = newest(killed) + int(rng.integers(1, max(2, (steps // 250 - 6) // kills)))
+        with subprocess.Popen(command(recipe, killed, **changes)) as process:
+            deadline = time.monotonic() + 120
+            while newest(killed) < aim:
+                assert process.poll() is None and time.monotonic() < deadline, f"kill {kill}: no checkpoint {aim}"
+                time.sleep(0.002)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL and newest(killed) < steps // 250
+    assert subprocess.run(command(recipe, killed, **changes), timeout=200, check=False).returncode == 0
+    assert whole_state(killed) == whole_state(straight)
+    assert whole_state(killed)["number"] == steps // 250
 
 
 # Settings
