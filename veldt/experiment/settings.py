@@ -183,9 +183,9 @@ def _convolutional(config: Config) -> bool:
 
 SCOPES = (
     Scope(
-        ("actors", "envs_per_actor", "device", "store.", "demos", "central.", "gate.", "queue", "transport", "inference")
+        ("actors", "envs_per_actor", "device", "store.", "demos", "central.", "gate.", "queue", "transport")
         + tuple(f"learner.{x}" for x in ("batch", "target_every", "publish_every", "publish_lag", "bfloat16", "graph"))
-        + ("learner.square_start", "actor.refresh"),
+        + ("learner.square_start", "actor.refresh", "checkpoint.store"),
         lambda c: not _workers(c),
         "a recipe with a store and one learner (this one has --workers, which share their weights)",
     ),

@@ -84,12 +84,11 @@ def _value_based(recipe: str, returns: Any, env: str) -> Config:
 
 
 def _workers(recipe: str, env: str) -> WorkersConfig:
-    """One worker a core."""
+    """Atari: one worker a core."""
     config = WorkersConfig(
         recipe=recipe,
         topology="workers",
         env=env,
-        workers=max(1, core_count()),
         envs_per_actor=1,
         runtime="local" if runs_processes() else "inline",
         device="cpu",
@@ -99,6 +98,7 @@ def _workers(recipe: str, env: str) -> WorkersConfig:
     if is_atari(env):
         return replace(
             config,
+            workers=core_count(),
             protocol="dqn",
             steps=80_000_000,  # the 320 million frames of a day
             eval=EvalConfig(every=250_000, episodes=10),
