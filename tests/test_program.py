@@ -136,6 +136,50 @@ def test_an_array_is_mapped_by_all_nodes_that_are_given_it_and_saved() -> None:
         assert nodes.state()["/arrays"]["a/total"][1].tolist() == [33, 33, 33]
 
 
+def test_an_array_may_be_saved_in_parts() -> None:
+    """Of one scope apart from those of another, in the shapes that were given, and whole again after loading."""
+
+    class Filler:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+        def step(self) -> bool:
+            self.x[:] = np.arange(len(self.x))
+            return True
+
+    plan = Program()
+    for scope in ("a", "b"):
+        part = plan.scope(scope)
+        x = part.array("x", (8,), np.float32, {"weights/matrix": (2, 3), "weights/number": (), "rest": (1,)})
+        part.add("filler", Filler, x)
+    with Inline().start(plan) as nodes:
+        nodes.step()
+        state = nodes.state()
+        nodes.step()
+    assert "/arrays" not in state and set(state) == {"/arrays/a/x", "/arrays/b/x"}
+    found = state["/arrays/a/x"]
+    assert found["weights/matrix"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["weights/number"].shape == () and found["weights/number"] == 6 and found["rest"].tolist() == [7]
+    with Inline().start(plan) as nodes:
+        nodes.load_state(state)
+        assert nodes.objects["b/filler"].x.tolist() == list(range(8))
+    with pytest.raises(AssertionError):
+        plan.array("y", (9,), np.float32, {"a": (2, 4)})
+
+
+def test_a_node_around_arrays_alone_is_built_by_every_process_that_needs_it() -> None:
+    class Around:
+        def __init__(self, x: Any) -> None: ...
+
+    plan = Program()
+    around = plan.add("around", Around, plan.array("x", (1,), np.int64))
+    worker = plan.add("worker", Worker, around)
+    assert plan.nodes["around"].everywhere and not plan.nodes["worker"].everywhere
+    plan.add("here", Around, Ref("around"), on=worker)
+    plan.add("own", Around, plan.array("y", (1,), np.int64), on=worker)
+    assert not plan.nodes["here"].everywhere and not plan.nodes["own"].everywhere
+
+
 def test_all_are_closed_after_an_error() -> None:
     log = Log()
 

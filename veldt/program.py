@@ -18,6 +18,7 @@ A node is any object. What a runtime calls, where it is there:
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -28,6 +29,7 @@ from veldt.ports import Examples, Port, ports_of
 from veldt.records.tree import Spec, spec
 
 T = TypeVar("T")
+Parts = Mapping[str, tuple[int, ...]]  # name -> shape
 
 
 class Placeholder(NamedTuple):
@@ -96,8 +98,9 @@ class Node:
 
     @property
     def everywhere(self) -> bool:
-        """It keeps nothing but what is in shared cells and rows: every process that needs it builds its own."""
-        return (self.has(CELL) or self.has(ROWS)) and not self.is_worker
+        """It keeps nothing but what is in shared cells, rows and arrays: every process that needs it builds its own."""
+        arrays = bool(walk((self.args, self.kwargs), ArrayRef)) and not self.ports and self.on is None
+        return (self.has(CELL) or self.has(ROWS) or arrays) and not self.is_worker
 
 
 @dataclass
@@ -105,16 +108,24 @@ class Program:
     nodes: dict[str, Node] = field(default_factory=dict)
     prefix: str = ""
     arrays: Spec = field(default_factory=dict)
+    parts: dict[str, Parts] = field(default_factory=dict)  # of the arrays that are saved in parts
 
     def scope(self, prefix: str) -> "Program":
         """The same program, under a name: what is added to it is called prefix/name."""
-        return Program(self.nodes, f"{self.prefix}{prefix}/", self.arrays)
+        return Program(self.nodes, f"{self.prefix}{prefix}/", self.arrays, self.parts)
 
-    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        """An array of zeros that every node that is given it maps. It is saved with checkpoints."""
+    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, parts: Parts | None = None) -> Any:
+        """An array of zeros that every node that is given it maps. It is saved with checkpoints.
+
+        One of one axis may be saved in parts: their names and shapes, in their order in the array. Parts called
+        weights/... are the weights of a checkpoint.
+        """
         name = self.prefix + name
         assert name not in self.arrays, f"two arrays are named {name}"
         self.arrays[name] = spec(shape, dtype)
+        if parts is not None:
+            assert shape == (sum(map(math.prod, parts.values())),), (shape, parts)
+            self.parts[name] = dict(parts)
         return ArrayRef(name)
 
     def add(
@@ -141,6 +152,13 @@ class Program:
         options = (place, threads, light, elsewhere, keep, examples or {}, constants or {})
         self.nodes[name] = Node(name, build, args, kwargs, self.prefix, *options)
         return Ref(name)
+
+
+def root(name: str, nodes: Mapping[str, Node]) -> str:
+    """The node that has a process, which this one shares."""
+    while (on := nodes[name].on) is not None:
+        name = on
+    return name
 
 
 def walk(value: Any, kind: type[T]) -> list[T]:

@@ -25,8 +25,9 @@ from oracles import vtrace_advantage as advantage_by_definition
 from veldt.acting.actor import Actor
 from veldt.acting.policy import LocalPolicy
 from veldt.acting.recorder import Recorder
+from veldt.algorithms.actor_critic import PolicyAndValue
 from veldt.algorithms.base import Batch
-from veldt.algorithms.vtrace import PolicyAndValue, VTraceActorCritic
+from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError

@@ -89,6 +89,10 @@ def written(path: Path, **changes: Any) -> Path:
         ({"grid": {"learner.lr": 1e-3}}, "grid: learner.lr must be a list"),
         ({"grid": {"learner.lr": []}}, "grid: learner.lr must be a list"),
         ({"grid": {"learner.lr": ["1e-3", 0.001]}}, "grid: lr 0.001 appears twice"),
+        ({"grid": {"learner.lr": {"loguniform": [1e-4, 1e-2]}}}, "grid: learner.lr must be as in {loguniform:"),
+        ({"grid": {"learner.lr": {"loguniform": [0, 1e-2], "n": 3}}}, "loguniform must be greater than 0, not 0"),
+        ({"grid": {"learner.lr": {"loguniform": [1e-2, 1e-4], "n": 3}}}, "0.01 is not less than 0.0001"),
+        ({"grid": {"learner.lr": {"loguniform": [1e-4, 1e-2], "n": 0}}}, "grid: learner.lr: n must be greater than 0"),
         ({"grid": {"algorithm.n": [1, 2]}}, "settings: one step: algorithm.n is in the grid as well"),
         ({"at_once": 0}, "at_once must be greater than 0"),
         ({"at_once": 1.5}, "at_once must be an integer"),
@@ -191,6 +195,22 @@ def test_a_grid_is_every_combination_and_its_names_say_which(tmp_path: Path) -> 
         "lr 0.0001, n 3, double on": (1e-4, 3, True),
     }
     assert spec.settings[0].slug == "lr-0.001-n-1-double-on"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_axis_may_be_drawn_from_a_log_uniform_distribution(nested: bool, tmp_path: Path) -> None:
+    """Half of the draws are below the geometric mean of the bounds. A seed draws the same values again."""
+
+    def rates(seed: int) -> list[float]:
+        drawn = {"loguniform": ["1e-4", 1e-2], "n": 200, "seed": seed}
+        grid = {"learner": {"lr": drawn}} if nested else {"learner.lr": drawn}
+        spec = read_spec(written(tmp_path / "x.yaml", settings=None, grid=grid))
+        return [setting.config.learner.lr for setting in spec.settings]
+
+    found = rates(7)
+    assert len(set(found)) == 200 and all(1e-4 <= rate <= 1e-2 for rate in found)
+    assert 75 <= sum(rate < 1e-3 for rate in found) <= 125
+    assert rates(7) == found and not set(rates(8)) & set(found[:20])
 
 
 def test_a_grid_multiplies_the_settings_and_may_hold_recipes(tmp_path: Path) -> None:

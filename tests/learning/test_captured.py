@@ -247,6 +247,8 @@ def test_a_loss_that_needs_numpy_goes_on_without_a_graph(caplog: pytest.LogCaptu
 
 def test_an_updater_that_sends_gradients_away_has_no_graph(caplog: pytest.LogCaptureFixture) -> None:
     class Sent:
+        owns_weights, servers, target = True, None, None
+
         def __init__(self, flat: Flat) -> None: ...
 
     config = LearnerConfig(batch=8)

@@ -429,6 +429,8 @@ def test_a_cut_forgets_the_batch_that_was_begun() -> None:
 class Remote:
     """Sends gradients away; new weights never come."""
 
+    owns_weights, servers, target = True, None, None
+
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
         self.sent: list[tuple[list[str], torch.Tensor]] = []
@@ -437,6 +439,9 @@ class Remote:
         assert norm == pytest.approx(float(self.flat.gradient.norm()))
         self.sent.append((list(groups), self.flat.gradient.clone()))
         return False
+
+    def metrics(self) -> dict[str, float]:
+        return {"sent": float(len(self.sent))}
 
     def state(self) -> dict[str, Array]:
         return {}
@@ -459,6 +464,7 @@ def test_another_updater_gets_every_finite_gradient_and_decides_when_the_weights
     assert isinstance(one.updater, Remote) and [groups for groups, _ in one.updater.sent] == [[""], [""]]
     assert torch.equal(one.vector, before) and one.bad == 1
     assert len(store.updates) == 2, "priorities are written back"
+    assert one.metrics()["sent"] == 2
     one.load_state(one.state())
 
 

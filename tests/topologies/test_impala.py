@@ -16,8 +16,9 @@ from running import run_until
 from test_run import Stop, crash, stopping, whole_state
 
 import veldt
+from veldt.algorithms.actor_critic import PolicyAndValue
 from veldt.algorithms.base import Batch
-from veldt.algorithms.vtrace import PolicyAndValue, VTraceActorCritic
+from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.envs.small import Chain
 from veldt.errors import UserError
 from veldt.experiment import recipes

@@ -28,6 +28,7 @@ class Recorder(Policy):
     schema: Schema
     max_age: float = float("inf")  # seconds before a block is sent short
     first_priorities: str = "acted"  # or "largest"
+    early: bool = False  # a block ends when its last row arrives, before an action is chosen there, which no loss reads
     later: bool = False  # answers are recorded by `record`, not by `recv`; steps must not change until then
 
     def __post_init__(self) -> None:
@@ -41,6 +42,8 @@ class Recorder(Policy):
         return self.policy.due
 
     def send(self, group: int, step: Tree) -> bool:
+        if self.early:
+            self._end_block(group, step)
         if not self._insert() or not self.policy.send(group, step):
             return False
         self._steps[group] = step
@@ -89,6 +92,14 @@ class Recorder(Policy):
             if fresh > 0:
                 self._emit(tape, fresh)
                 tape.drop(fresh)
+
+    def _end_block(self, group: int, step: Tree) -> None:
+        """If only this step is missing. It is recorded again, with its action, as a row of the next block."""
+        tape, schema = self._tapes.get(group), self.schema
+        if tape is not None and tape.end == schema.rows - 1:
+            tape.peek(step)
+            self._emit(tape, schema.fresh)
+            tape.drop(schema.fresh)
 
     def _emit(self, tape: Tape, fresh: int) -> None:
         """Makes a block for each environment from its first `fresh` steps and their context."""
@@ -146,6 +157,11 @@ class Tape:
         for name, column in self._both:
             column[:, end] = row[name]
         self.end += 1
+
+    def peek(self, step: Tree) -> None:
+        """Writes what the environment gave, as a row after the last one that does not count yet."""
+        for name, x in step.items():
+            self._columns[name][:, self.end] = x
 
     def drop(self, fresh: int) -> None:
         """Drops the first `fresh` steps, which are in a block; moves the context of the next block to the start."""

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
 from veldt.env_kwargs import read_kwargs
+from veldt.envs.alone import Alone
 from veldt.envs.atari import Atari, find_protocol
 from veldt.envs.find import find, is_atari
 from veldt.envs.single import Single, check_kind, not_made
@@ -37,14 +38,17 @@ def make_env(
     grayscale: bool = False,
     combine: bool = False,
     action_masks: bool = True,
+    alone: bool = False,
 ) -> Envs:
     """n environments from a Gymnasium id, `module:id`, `module:callable`, or a callable that returns one `gymnasium.Env`.
 
     `protocol` names the settings of Atari (`veldt.envs.atari`). `clip`: observations outside their space are clipped.
     `kwargs` are arguments of the environment, as a dict or as texts `key=value`; `wrappers` are applied to each
     environment in this order. `action_masks`: which actions are legal is read from the observation's key or the info
-    `action_mask`, where the first reset has one. The others are those of `veldt.records.adapter.Adapter`.
+    `action_mask`, where the first reset has one. `alone`: one environment without the cost of a vector, where that is
+    possible. The others are those of `veldt.records.adapter.Adapter`.
     """
+    assert not alone or n == 1, n
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     factory = find(env) if isinstance(env, str) else env
     arguments = read_kwargs(kwargs)
@@ -54,9 +58,9 @@ def make_env(
             # v0 of MinAtar has all six actions and v1 the minimal set; neither is out of date.
             warnings.filterwarnings("ignore", ".*MinAtar/.* is out of date", DeprecationWarning)
             if factory is None:
-                vector = _registered(str(env), n, render, protocol, arguments, around)
+                vector = _registered(str(env), n, render, protocol, arguments, around, alone)
             else:
-                vector = _sync(functools.partial(_one, functools.partial(factory, **arguments), around, name), n)
+                vector = _sync(functools.partial(_one, functools.partial(factory, **arguments), around, name), n, alone)
     except UserError:
         raise
     except Exception as error:
@@ -86,7 +90,7 @@ def adapted(vector: VectorEnv[Any, Any, Any], name: str, action_masks: bool, how
 
 
 def _registered(
-    env: str, n: int, render: bool, protocol: str, arguments: dict[str, Any], around: list[Any]
+    env: str, n: int, render: bool, protocol: str, arguments: dict[str, Any], around: list[Any], alone: bool
 ) -> VectorEnv[Any, Any, Any]:
     env_id = env.rpartition(":")[2]
     if is_atari(env):
@@ -96,10 +100,10 @@ def _registered(
     spec = gym.spec(env_id)
     # Vectors of other packages reset as they like.
     native = spec.entry_point is None or str(spec.vector_entry_point).startswith(("gymnasium.", "veldt."))
-    if spec.vector_entry_point is not None and native and not render and not around:
+    if spec.vector_entry_point is not None and native and not render and not around and not alone:
         return gym.make_vec(env_id, n, vectorization_mode="vector_entry_point", **arguments)
     options: dict[str, Any] = ({"render_mode": "rgb_array"} if render else {}) | arguments
-    return _sync(functools.partial(_one, functools.partial(_by_id, env_id, options), around, env), n)
+    return _sync(functools.partial(_one, functools.partial(_by_id, env_id, options), around, env), n, alone)
 
 
 def _by_id(env: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
@@ -115,7 +119,9 @@ def _one(factory: Callable[[], Any], around: list[Any], name: str) -> gym.Env[An
     return Single(env, name)
 
 
-def _sync(factory: Callable[[], gym.Env[Any, Any]], n: int) -> VectorEnv[Any, Any, Any]:
+def _sync(factory: Callable[[], gym.Env[Any, Any]], n: int, alone: bool = False) -> VectorEnv[Any, Any, Any]:
+    if alone:
+        return Alone(factory())
     return SyncVectorEnv([factory] * n, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 

@@ -20,6 +20,7 @@ from veldt.records.step import EnvSpec
 from veldt.records.tree import Array
 from veldt.runtime.local.pressure import MemoryConfig
 from veldt.runtime.local.watchdog import Restarts
+from veldt.seeds import derive
 
 # How actors explore, record and refresh their weights: one dataclass a method; `Config.actor` is one of them.
 #   block                    fresh steps in a block; 0: one unroll
@@ -124,6 +125,33 @@ class UnrollConfig:
 
     def __str__(self) -> str:
         return "sampling from the policy"
+
+
+@dataclass(frozen=True)
+class DrawnConfig:
+    """Epsilon falls linearly, in each worker to a value of its own that is drawn from a few (Mnih et al. 2016)."""
+
+    epsilon: Annotated[float, between(0, 1)] = 1.0
+    """Fraction of random actions at the start."""
+    epsilon_ends: Annotated[tuple[float, ...], between(0, 1)] = (0.1, 0.01, 0.5)
+    """Fractions of random actions at the end of the decay, of which each worker draws one."""
+    epsilon_odds: Annotated[tuple[float, ...], between(0, 1)] = (0.4, 0.3, 0.3)
+    """Probabilities of these."""
+    epsilon_steps: Annotated[int, at_least(0)] = 1_000_000
+    """Env steps of all workers over which epsilon falls."""
+
+    block: ClassVar[int] = 0  # one unroll
+    refresh: ClassVar[int] = 0  # at the start of each unroll
+    hold: ClassVar[int] = 1
+
+    def explore(self, first: int, n: int, own: int, seed: int = 0) -> Explore | Array:
+        assert n == 1, n
+        end = np.random.default_rng(derive(seed, "epsilon", first)).choice(self.epsilon_ends, p=self.epsilon_odds)
+        return LinearDecay(self.epsilon, float(end), self.epsilon_steps)
+
+    def __str__(self) -> str:
+        ends = ", ".join(f"{x:g}" for x in self.epsilon_ends)
+        return f"epsilon {self.epsilon:g} to one of {ends} in {self.epsilon_steps:,} steps"
 
 
 @dataclass(frozen=True)
@@ -313,8 +341,8 @@ class Config:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
-    def envs(self, n: int = 1, render: bool = False) -> Envs:
-        return make_env(self.env, n, render, **self.env_options)
+    def envs(self, n: int = 1, render: bool = False, alone: bool = False) -> Envs:
+        return make_env(self.env, n, render, alone=alone, **self.env_options)
 
     @property
     def env_options(self) -> dict[str, Any]:

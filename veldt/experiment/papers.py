@@ -166,6 +166,35 @@ R2D3 = Paper(
     why=MANY_ACTORS,
 )
 
+MAIL = "the authors, in letters that others published"
+ASYNCHRONOUS = dotted(
+    workers=16,
+    statistics="shared",
+    algorithm=dict(gamma=0.99, unroll=5, history=4, clip_reward=1.0),
+    learner=dict(optimizer="rmsprop", centered=False, lr="from LogUniform(1e-4, 1e-2)", anneal=True, decay=0.99, eps=0.1),
+)
+ASYNC_ELSEWHERE = {
+    **dict.fromkeys(("learner.eps", "learner.decay"), MAIL),
+    "algorithm.clip_reward": "as DQN",
+}
+ASYNC_WHY = {
+    "workers": SCALE.replace("--actors", "--workers"),
+    "learner.lr": "the authors' one choice for all games; veldt sweep draws rates",
+}
+A3C = Paper(
+    "Mnih et al., Asynchronous methods for deep reinforcement learning, 2016",
+    "section 5.1 and the supplement",
+    {**ASYNCHRONOUS, **dotted(algorithm=dict(entropy_cost=0.01, value_cost=0.5, lstm=0), steps=80_000_000)},
+    why=ASYNC_WHY,
+    elsewhere={**ASYNC_ELSEWHERE, "algorithm.value_cost": MAIL, "steps": f"{MAIL}: 320 million frames in a day"},
+)
+ASYNC_Q = replace(
+    A3C,
+    settings={**ASYNCHRONOUS, **dotted(target_every=10_000, actor=dict(epsilon=1.0, epsilon_steps=1_000_000))}
+    | dotted(actor=dict(epsilon_ends=(0.1, 0.01, 0.5), epsilon_odds=(0.4, 0.3, 0.3))),
+    elsewhere=ASYNC_ELSEWHERE,
+)
+
 PAPERS = {
     "dqn": DQN,
     "apex-dqn": ONE_MACHINE,
@@ -175,4 +204,6 @@ PAPERS = {
     "seed-vtrace": SEED,
     "r2d2": R2D2,
     "r2d3": R2D3,
+    "a3c": A3C,
+    **dict.fromkeys(("async-q", "async-nstep-q", "async-sarsa"), ASYNC_Q),
 }

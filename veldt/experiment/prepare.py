@@ -26,7 +26,7 @@ from veldt.learning.learner import Learner
 from veldt.learning.shards import ParamShard
 from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
-from veldt.program import BLOCK_MEMORY, Node, Program, Ref, walk
+from veldt.program import BLOCK_MEMORY, Node, Program, Ref, root, walk
 from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.runtime import Inline, Runtime
@@ -192,12 +192,9 @@ def _plan_processes(program: Program, schema: Schema, queue: int) -> int:
 def _is_apart(program: Program, recorder: Node) -> bool:
     """Whether its store is in another process."""
 
-    def root(name: str) -> str:
-        on = program.nodes[name].on
-        return name if on is None else root(on)
-
+    nodes = program.nodes
     refs = [ref.name for ref in walk((recorder.args, recorder.kwargs), Ref)]
-    return any(program.nodes[name].has(BLOCK_MEMORY) and root(name) != root(recorder.name) for name in refs)
+    return any(nodes[name].has(BLOCK_MEMORY) and root(name, nodes) != root(recorder.name, nodes) for name in refs)
 
 
 def check_memory(size: Size, available: int, rest: int = 0) -> None:
@@ -205,7 +202,7 @@ def check_memory(size: Size, available: int, rest: int = 0) -> None:
     if available < 0:
         raise UserError(
             f"The run needs about {format_bytes(rest)} of RAM beside its store, but {format_bytes(available + rest)} is "
-            "free; use fewer --actors, a smaller --learner.batch, or --runtime inline."
+            "free; use fewer --actors or --workers, a smaller --learner.batch, or --runtime inline."
         )
     if size.nbytes > 0.9 * available:
         half = format_bytes(0.5 * available).replace(" ", "")
@@ -269,13 +266,14 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         lines.append(f"store: {size} ({config.store.selector}); {_rate(config)}{_gathering(config)}")
     gpu = f"; about {format_bytes(prepared.gpu)} of GPU memory" if prepared.gpu else ""
     gpu += f", {format_bytes(prepared.activations)} of it activations" if is_gpu(config.learner_device) else ""
-    actors = f"{config.own_actors} actors with " if config.own_actors > 1 else ""
+    actors = f"{config.own_actors} {'workers' if config.topology == 'workers' else 'actors'} with "
     if config.topology != "single" and not runs_processes():
         lines.append("runtime: inline, in one thread: the processes of this recipe need Linux")
     return [
         *lines,
         *prepared.initial,
-        f"acting: {actors}{amount(config.envs_per_actor, 'environments')}{_inference(config)}, {config.actor}; "
+        f"acting: {actors if config.own_actors > 1 else ''}{amount(config.envs_per_actor, 'environments')}"
+        f"{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
         f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",
         f"disk: {_disk(prepared, path)}",

@@ -37,7 +37,8 @@ class Progress:
             "store_once": config.store.selector == "fifo",
             "inference_device": config.inference_device,
             "processor": processor_name(),
-        } | ({"gpu_planned": prepared.gpu} if prepared.gpu else {})
+        } | ({"workers": config.own_actors} if config.topology == "workers" else {})
+        self.constants |= {"gpu_planned": prepared.gpu} if prepared.gpu else {}
         self.gpus = Gpus((config.learner_device, config.inference_device))
         self.bad, self.standstill = BadObservations(config.env, config.max_bad), Standstill(config.step_timeout)
         self.earlier_s = 0.0  # of the sessions before this one

@@ -18,6 +18,7 @@ LEFT_OUT = ("recipe", "env", "seed")
 OF_THE_MACHINE = {("dqn", "threads"): "cores, at most 8", ("apex-dqn", "inference"): "central with a GPU"} | {
     (recipe, "actors"): "cores - 1" for recipe in RECIPES if recipe not in ("dqn", "apex-dpg")
 }
+OF_THE_MACHINE |= {(recipe, "workers"): "cores" for recipe in RECIPES}
 
 
 def variants(recipe: str) -> dict[str, str]:

@@ -98,14 +98,15 @@ def check(config: Config) -> None:
 def _problems(config: Config) -> Iterator[str]:
     """What is wrong with settings that are within their bounds, but do not go together."""
     gate, store = config.gate, config.store
-    most, unrolls = ACTORS_PER_CORE * core_count(), config.topology == "impala"
+    most, unrolls = ACTORS_PER_CORE * core_count(), config.topology == "impala" or _workers(config)
+    if _workers(config):
+        yield from _workers_problems(config)
     if config.topology == "single" and config.actors > 1:
         yield f"{config.recipe} has one actor, not {config.actors}; apex-dqn and impala have several."
     if config.runtime == "local" and config.own_actors > most:
-        yield (
-            f"{config.own_actors} actors are too many for {core_count()} cores: at most {most}; give each of them more "
-            "environments with --envs-per-actor."
-        )
+        many = f"{config.own_actors} {'workers' if _workers(config) else 'actors'} are too many for {core_count()} cores"
+        more = "" if _workers(config) else "; give each of them more environments with --envs-per-actor"
+        yield f"{many}: at most {most}{more}."
     if (gate.certificate or gate.key or gate.token_file) and not gate.listen:
         yield "gate.token_file, gate.certificate and gate.key need --gate.listen HOST:PORT."
     if bool(gate.certificate) != bool(gate.key):
@@ -145,6 +146,24 @@ def _problems(config: Config) -> Iterator[str]:
         yield f"protocol {config.protocol!r} is for Atari (ALE/...), not for {config.env}."
 
 
+def _workers(config: Config) -> bool:
+    """Whether its workers act and learn, and share their weights."""
+    return config.topology == "workers"
+
+
+def _workers_problems(config: Any) -> Iterator[str]:
+    learner = config.learner
+    if learner.optimizer == "adam":
+        yield f"{config.recipe} has no shared Adam: use --learner.optimizer rmsprop or sgd."
+    if learner.optimizer == "rmsprop" and learner.centered:
+        yield f"{config.recipe} shares mean squares, and no means: RMSProp needs --no-learner.centered there."
+    if config.inference == "central":
+        yield f"{config.recipe} computes actions in each worker: use --inference local."
+    odds = getattr(config.actor, "epsilon_odds", (1.0,))
+    if len(odds) != len(getattr(config.actor, "epsilon_ends", (0,))) or abs(sum(odds) - 1) > 1e-6:
+        yield "actor.epsilon_odds needs one probability for each of actor.epsilon_ends, and they must add up to 1."
+
+
 class Scope(NamedTuple):
     """Settings that have an effect only in some configs."""
 
@@ -168,6 +187,15 @@ def _convolutional(config: Config) -> bool:
 
 
 SCOPES = (
+    Scope(
+        ("actors", "envs_per_actor", "device", "store.", "demos", "central.", "gate.", "queue", "transport")
+        + tuple(f"learner.{x}" for x in ("batch", "target_every", "publish_every", "publish_lag", "bfloat16", "graph"))
+        + ("learner.square_start", "actor.refresh", "checkpoint.store"),
+        lambda c: not _workers(c),
+        "a recipe with a store and one learner (this one has --workers, which share their weights)",
+    ),
+    Scope(("statistics",), lambda c: c.learner.optimizer == "rmsprop", "--learner.optimizer rmsprop"),
+    Scope(("target_every",), lambda c: bool(c.algorithm.uses_target), "an algorithm with a target network"),
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
     Scope(("actors",), lambda c: c.topology != "gorila", "actors apart from learners; --bundles is the number of both"),
     Scope(

@@ -13,7 +13,7 @@
       ladder: {}
       one epsilon 0.1: {actor.alpha: 0, actor.epsilon: 0.1}
     grid:                         # all combinations, for each of the settings if there are any
-      learner.lr: [1e-3, 1e-4]
+      learner.lr: [1e-3, 1e-4]    # or drawn: {loguniform: [1e-4, 1e-2], n: 5, seed: 0}
 
 Every run is an ordinary `veldt train` in its own directory, followed by `veldt eval`, in a child process that dies with
 the sweep. The same command again skips finished runs and resumes the others.
@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from veldt import callables
@@ -277,7 +278,7 @@ def _overrides(where: str, value: Any) -> dict[str, Any]:
 
 def _grid(value: Any) -> dict[str, dict[str, Any]]:
     """The combinations of the grid by name; without a grid, one that changes nothing."""
-    axes = _overrides("grid", value)
+    axes = _overrides("grid", _drawn("grid", value))
     for axis, points in axes.items():
         if not isinstance(points, list) or not points:
             raise UserError(f"grid: {axis} must be a list of values, not {points!r}.")
@@ -293,6 +294,23 @@ def _grid(value: Any) -> dict[str, dict[str, Any]]:
             raise UserError(f"grid: {name} appears twice.")
         out[name] = dict(zip(axes, combination, strict=True))
     return out
+
+
+def _drawn(where: str, value: Any) -> Any:
+    """With numbers in the place of {loguniform: [LEAST, MOST], n: N, seed: SEED}; the seed is 0 unless it is given."""
+    if not isinstance(value, dict):
+        return value
+    if "loguniform" not in value:
+        return {name: _drawn(f"{where}: {name}", x) for name, x in value.items()}
+    bounds, form = value["loguniform"], f"{where} must be as in {{loguniform: [1e-4, 1e-2], n: 5, seed: 0}}"
+    if not isinstance(bounds, list) or len(bounds) != 2 or value.keys() - {"loguniform", "n", "seed"} or "n" not in value:
+        raise UserError(f"{form}, not {value!r}.")
+    least, most = (_number(f"{where}: loguniform", x) for x in bounds)
+    n, seed = (int(_number(f"{where}: {name}", value.get(name, 0), name == "n", whole=True)) for name in ("n", "seed"))
+    if least >= most or seed < 0:
+        raise UserError(f"{form}: {least:g} is not less than {most:g}." if least >= most else f"{where}: seed is negative.")
+    drawn = np.random.default_rng(seed).uniform(math.log(least), math.log(most), n)
+    return [float(f"{math.exp(x):.6g}") for x in drawn]
 
 
 def _label(value: Any) -> str:

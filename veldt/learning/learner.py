@@ -23,7 +23,7 @@ from veldt.gpus import memory_of
 from veldt.learning import optim, params
 from veldt.learning.captured import LAG, NORM, Captured, Launched
 from veldt.learning.feed import Feed
-from veldt.learning.optim import Flat, Owned, Remote, Updater
+from veldt.learning.optim import Flat, Owned, Servers, Updater
 from veldt.learning.params import LatestParams, Publisher
 from veldt.metrics import LEARNER
 from veldt.nets.torsos import use_bfloat16
@@ -84,7 +84,7 @@ class Learner:
         algorithm: Algorithm,
         env: EnvSpec,
         store: Store,
-        params_: LatestParams | None,  # where weights are published; None: the updater's servers do that
+        params_: LatestParams | None,  # where weights are published; None: the updater does not own them
         counters: Counters,
         config: LearnerConfig,
         env_steps: int,  # of the whole run
@@ -105,12 +105,15 @@ class Learner:
         self.flat = Flat.of(self.net)
         self.vector, self.target_vector = self.flat.weights, params.flatten(self.target)
         self.feed = Feed(store, config.batch, config.prefetch, self.device, early=self.device.type == "cuda")
-        made: Any = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
-        self.updater: Updater = made
-        self.servers: Remote | None = made if params_ is None else None  # the same, if they own the weights
+        self.updater = updater(self.flat) if updater else owned(self.flat, config, counters, env_steps)
+        self.servers = self.updater.servers
+        if self.updater.target is not None:
+            self.target_vector = params.flatten(self.target, self.updater.target)
         self.captured: Captured | None = None
         self._launched: tuple[int, Sample, Launched] | None = None  # an update whose end is not known: its number, sample
+        assert self.updater.owns_weights == (params_ is not None)
         self.publisher = None if params_ is None else Publisher(params_, self.vector, config.publish_lag)
+        self._own_target = self.updater.owns_weights or self.servers is not None  # otherwise it is shared, or not used
         self.steps = 0
         self.env_steps = counters.get("env_steps")  # of the run, at the last update
         self.bad = 0  # updates skipped because the loss or the gradient was not finite
@@ -121,9 +124,8 @@ class Learner:
         self._acted = algorithm.window.before  # the row of a window whose action is the first that is trained
         self._lag = math.nan  # updates between acting and learning
         self._copied = -1  # what was due of the servers' updates when the target was copied last
-        if (
-            self.publisher and params_ and params_.pull(-1) is None
-        ):  # a restarted learner keeps the weights already published until its state is loaded
+        # A restarted learner keeps the weights already published until its state is loaded.
+        if self.publisher is not None and self.publisher.params.pull(-1) is None:
             self.publisher.publish(0, self.env_steps)
         if config.graph == "auto" and self.device.type == "cuda":
             self.use_graph()
@@ -149,7 +151,7 @@ class Learner:
         found = self.feed.next()
         return found is not None and self._step(*found)
 
-    def _take_newest(self, servers: Remote) -> bool:
+    def _take_newest(self, servers: Servers) -> bool:
         """The weights of the servers. The target network follows every `target_every` updates that these have made."""
         if not servers.ready():
             return False
@@ -229,12 +231,12 @@ class Learner:
 
     def _follow_up(self) -> None:
         """What is done every so many updates."""
-        if self.publisher is not None:
-            if self.steps % self.config.target_every == 0:
-                self.target_vector.copy_(self.vector)
-            if self.steps % self.config.publish_every == 0:
-                publish = self.publisher.publish if self.captured is None else self.publisher.begin
-                publish(self.steps, self.env_steps)
+        alone = self.servers is None and self.updater.target is None  # otherwise the target follows the updates of all
+        if alone and self.steps % self.config.target_every == 0:
+            self.target_vector.copy_(self.vector)
+        if self.publisher is not None and self.steps % self.config.publish_every == 0:
+            publish = self.publisher.publish if self.captured is None else self.publisher.begin
+            publish(self.steps, self.env_steps)
         if self.steps % self.config.trim_every == 0:
             self.store.trim()
         if self.steps % DIAGNOSE_EVERY == 0:
@@ -250,9 +252,12 @@ class Learner:
         """At a checkpoint: publishes the newest weights and drops prefetched batches, as after a resume."""
         self._settle()
         self.feed.clear()
+        self._publish_newest()
+        return True
+
+    def _publish_newest(self) -> None:
         if self.publisher is not None:
             self.publisher.publish_newest(self.steps, self.env_steps)
-        return True
 
     def _measure_lag(self, sample: Sample) -> None:
         if "version" in sample.rows:
@@ -315,9 +320,11 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Weights that are owned by servers are saved there."""
         self._settle()
-        own = params.export(self.net) if self.servers is None else {}
-        state: dict[str, Any] = {f"weights/{name}": x for name, x in own.items()}
-        state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
+        state: dict[str, Any] = {}
+        if self.updater.owns_weights:
+            state |= {f"weights/{name}": x for name, x in params.export(self.net).items()}
+        if self._own_target:
+            state |= {f"target/{name}": x for name, x in params.export(self.target).items()}
         state |= {f"optimizer/{name}": x for name, x in self.updater.state().items()}
         counts = {"steps": self.steps, "bad": self.bad, "env_steps": self.env_steps}
         counts |= {} if self.servers is None else {"copied": self._copied}
@@ -325,17 +332,16 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._settle()
-        if self.servers is None:
+        if self.updater.owns_weights:
             params.restore(self.net, params.under("weights/", state))
-        params.restore(self.target, params.under("target/", state))
+        if self._own_target:
+            params.restore(self.target, params.under("target/", state))
         self.updater.load_state(params.under("optimizer/", state))
         self.steps, self.bad = int(state["steps"]), int(state["bad"])
         torch.set_rng_state(torch.from_numpy(state["torch_rng"]))
         self.env_steps = int(state.get("env_steps", self.counters.get("env_steps")))  # older checkpoints lack it
-        if self.publisher is None:
-            self._copied = int(state["copied"])
-        else:
-            self.publisher.publish_newest(self.steps, self.env_steps)
+        self._copied = int(state.get("copied", -1))
+        self._publish_newest()
 
 
 def owned(flat: Flat, config: LearnerConfig, counters: Counters, env_steps: int) -> Owned:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -201,6 +201,10 @@ class Flat(NamedTuple):
 class Updater(Protocol):
     """Made with a `Flat`, whose gradient it reads and whose weights it writes."""
 
+    owns_weights: bool  # False: others change them too; then the learner neither publishes nor saves them
+    servers: Servers | None  # the nodes that own the weights instead
+    target: Tensor | None  # the vector of a target network that several learners share; None: each has its own
+
     def update(self, groups: Iterable[str], norm: float) -> bool:
         """Takes the gradient, which is finite and has this norm. `groups` are the prefixes of the parameters that have a
         loss; the gradient of all others is 0.
@@ -213,8 +217,8 @@ class Updater(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
-class Remote(Updater, Protocol):
-    """The weights are owned by other nodes, which publish them and count their updates (`shards.Sharded`)."""
+class Servers(Protocol):
+    """Other nodes that own the weights: they publish them and count their updates (`shards.Sharded`)."""
 
     version: int  # updates of the newest weights that were taken
 
@@ -234,6 +238,10 @@ class Owned:
     lr: Callable[[], float]
     clip_norm: float  # 0: not clipped
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
+
+    owns_weights: ClassVar = True
+    servers: ClassVar = None
+    target: ClassVar = None
 
     def update(self, groups: Iterable[str], norm: float) -> bool:
         if self.clip_norm and norm > self.clip_norm:

@@ -100,8 +100,9 @@ class Publisher:
         self.publish(version, env_steps)
 
 
-def flatten(net: nn.Module) -> Tensor:
-    """Moves the parameters and the float buffers of a network into one vector, and makes them views of it.
+def flatten(net: nn.Module, vector: Tensor | None = None) -> Tensor:
+    """Moves the parameters and the float buffers of a network into one vector, and makes them views of it. Where a vector
+    is given, they become views of that, and take its values.
 
     Then copying, publishing, clipping and optimizing are one operation on one tensor. Parameters come first, in the order
     of `named_parameters`, so that each submodule's are a contiguous slice.
@@ -110,10 +111,23 @@ def flatten(net: nn.Module) -> Tensor:
     tensors += [b for b in net.buffers() if b.is_floating_point()]
     assert tensors, "a network without parameters"
     assert all(t.dtype == torch.float32 for t in tensors), {t.dtype for t in tensors}
-    vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    if vector is None:
+        vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     for tensor, part in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
         tensor.data = part.view(tensor.shape)
     return vector
+
+
+def layout(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of what `flatten` moves, in the order of the vector: `weights/...` for what `export` has.
+
+    Raises a UserError for a network with more state than that, such as the counts of a batch normalisation.
+    """
+    named = [*net.named_parameters(), *((name, x) for name, x in net.named_buffers() if x.is_floating_point())]
+    exported, found = net.state_dict().keys(), {name for name, _ in named}
+    if more := [name for name in exported if name not in found]:
+        raise UserError(f"The network keeps {more[0]}, which is no float: its workers could not share it.")
+    return {f"weights/{name}" if name in exported else f"derived/{name}": tuple(x.shape) for name, x in named}
 
 
 def flatten_gradients(net: nn.Module) -> Tensor:

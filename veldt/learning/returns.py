@@ -134,3 +134,25 @@ def _vtrace(value: Array, reward: Array, discount: Array, trains: Array, ratio: 
             after = value[b, t] + correction
             target[b, t] = after
     return target, advantage
+
+
+def forward_view(value: Array, reward: Array, discount: Array, trains: Array, gamma: float) -> Array:
+    """R_t = r_t + gamma_t R_{t+1}, the return of each step up to the end of an unroll (Mnih et al. 2016): [B, T].
+
+    value, reward and discount are [B, T + 1] with the record's alignment, trains is [B, T]. R_T is the value of row T. So
+    is that of any row that is not trained, such as the last record of an episode, which bootstraps a truncated one.
+    """
+    assert value.shape == reward.shape == discount.shape == (len(trains), trains.shape[1] + 1), (value.shape, trains.shape)
+    out: Array = _forward_view(value, reward, discount, trains, gamma)
+    return out
+
+
+@njit("f4[:,::1](f4[:,:], f4[:,:], f4[:,:], b1[:,:], f4)")
+def _forward_view(value: Array, reward: Array, discount: Array, trains: Array, gamma: Any) -> Any:
+    out = np.empty(trains.shape, np.float32)
+    for b in range(trains.shape[0]):
+        after = value[b, trains.shape[1]]
+        for t in range(trains.shape[1] - 1, -1, -1):
+            after = reward[b, t + 1] + gamma * discount[b, t + 1] * after if trains[b, t] else value[b, t]
+            out[b, t] = after
+    return out

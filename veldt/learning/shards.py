@@ -241,9 +241,13 @@ class Sharded:
     While a shard's stream is full, its slice is kept, and the learner takes no other gradient.
     """
 
+    owns_weights: ClassVar = False
+    target: ClassVar = None
+
     def __init__(
         self, shards: Sequence[ParamShard], parts: Sequence[Part], guard: LossGuard, clip_norm: float, flat: Flat
     ) -> None:
+        self.servers = self
         self.shards, self.parts, self.guard, self.clip_norm, self.flat = shards, parts, guard, clip_norm, flat
         self.params = ShardedParams(shards, parts)
         self.pushed = 0  # gradients

@@ -1,12 +1,15 @@
 """What all runtimes have in common: the protocols of a runtime and of a running program, and the host of its nodes."""
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
+
 from veldt.metrics import busy_shares, declared, merge
-from veldt.program import Given, Node, Program
+from veldt.program import Given, Node, Parts, Program
 from veldt.records.tree import Array
 from veldt.shared import Cell
 
@@ -40,16 +43,26 @@ class Runtime(Protocol):
         """Builds the nodes; leaving the context ends them."""
 
 
-ARRAYS = "/arrays"  # the key of the program's arrays in a state
+ARRAYS = "/arrays"  # the key of the program's arrays in a state; of one that is saved in parts: /arrays/NAME
 
 
-def array_state(arrays: dict[str, Array]) -> dict[str, dict[str, Any]]:
-    return {ARRAYS: {name: x.copy() for name, x in arrays.items()}} if arrays else {}
+def array_state(arrays: dict[str, Array], parts: Mapping[str, Parts]) -> dict[str, dict[str, Any]]:
+    """Copies. Of an array that others write to meanwhile, each element is one that it had during the copy."""
+    whole = {name: x.copy() for name, x in arrays.items() if name not in parts}
+    out: dict[str, dict[str, Any]] = {ARRAYS: whole} if whole else {}
+    for name, own in parts.items():
+        ends = np.cumsum([math.prod(shape) for shape in own.values()])
+        split = np.split(arrays[name].copy(), ends[:-1])
+        out[f"{ARRAYS}/{name}"] = {part: x.reshape(shape) for (part, shape), x in zip(own.items(), split, strict=True)}
+    return out
 
 
-def load_arrays(arrays: dict[str, Array], state: dict[str, dict[str, Any]]) -> None:
+def load_arrays(arrays: dict[str, Array], parts: Mapping[str, Parts], state: dict[str, dict[str, Any]]) -> None:
     for name, x in arrays.items():
-        if name in state.get(ARRAYS, {}):
+        if name in parts and f"{ARRAYS}/{name}" in state:
+            found = state[f"{ARRAYS}/{name}"]
+            x[...] = np.concatenate([np.reshape(found[part], math.prod(shape)) for part, shape in parts[name].items()])
+        elif name in state.get(ARRAYS, {}):
             x[...] = state[ARRAYS][name]
 
 

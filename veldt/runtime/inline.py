@@ -2,14 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 
 from veldt.counters import Counters
-from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node, Program
+from veldt.program import BLOCK_MEMORY, CELL, INCARNATION, ROWS, Given, Node, Parts, Program
 from veldt.records.tree import Array
 from veldt.runtime.base import Host, Stuck, array_state, load_arrays
 from veldt.shared import PrivateCell, PrivateRows
@@ -31,7 +31,7 @@ class Inline:
 
         host = Host(program.nodes.values(), objects, given)
         try:
-            yield InlineNodes(host, arrays, rows, cells)
+            yield InlineNodes(host, arrays, program.parts, rows, cells)
         finally:
             host.close()
 
@@ -40,9 +40,14 @@ class InlineNodes:
     live = False
 
     def __init__(
-        self, host: Host, arrays: dict[str, Array], rows: list[PrivateRows], cells: dict[str, PrivateCell]
+        self,
+        host: Host,
+        arrays: dict[str, Array],
+        parts: Mapping[str, Parts],
+        rows: list[PrivateRows],
+        cells: dict[str, PrivateCell],
     ) -> None:
-        self.host, self.objects, self._arrays, self._rows = host, host.objects, arrays, rows
+        self.host, self.objects, self._arrays, self._parts, self._rows = host, host.objects, arrays, parts, rows
         self._cells = cells
         self._since = time.perf_counter()
         self._idle = 0  # rounds without work
@@ -88,10 +93,10 @@ class InlineNodes:
         self.host.resume(number)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        return self.host.state() | array_state(self._arrays)
+        return self.host.state() | array_state(self._arrays, self._parts)
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        load_arrays(self._arrays, state)
+        load_arrays(self._arrays, self._parts, state)
         self.host.load_state(state)
 
     def snapshot(self) -> Self:

@@ -3,6 +3,7 @@
     __init__.py   the topologies, and the links that they add to a program: they differ in how many, and where
     shards.py     the parameter servers of gorila
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
+    workers.py    workers that each act and learn, with shared weights (A3C)
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
 program: nothing outside presumes a node. Arguments named store, params, counters and recorder are Refs (`veldt.program`).
@@ -29,6 +30,7 @@ from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.shards import add_shards
 from veldt.topologies.stores import add_store
+from veldt.topologies.workers import add_workers
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
@@ -118,8 +120,20 @@ def gorila(program: Program, config: GorilaConfig, env: EnvSpec) -> None:
     add_evaluator(program, config, env, params, counters, on=params)
 
 
+def workers(program: Program, config: Any, env: EnvSpec) -> None:
+    """A3C: see `add_workers`. The evaluator copies the shared weights."""
+    shared, counters = add_workers(program, config, env)
+    add_evaluator(program, config, env, shared, counters)
+
+
 Topology = Callable[[Program, Any, EnvSpec], None]  # of a Config of its family
-TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex, "gorila": gorila}  # by Config.topology
+TOPOLOGIES: dict[str, Topology] = {  # by Config.topology
+    "single": single,
+    "apex": apex,
+    "impala": apex,
+    "gorila": gorila,
+    "workers": workers,
+}
 
 
 def make_program(config: Config, env: EnvSpec) -> Program:

@@ -94,6 +94,8 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
         return _one_thread(line, busy)
     if "shard" in busy and "recorder" not in waits:
         return _bundles(line, busy, waits)
+    if line.get("workers"):
+        return _workers(line, busy)
     if "recorder" not in waits or "learner" not in waits:
         return ""
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
@@ -164,6 +166,19 @@ def _one_thread(line: Line, busy: dict[str, float]) -> str:
         return ""
     verb = "take" if most in ("environments", "evaluations") else "takes"
     return f"One thread does all the work, and {most} {verb} {percent(shares[most])} of its time."
+
+
+def _workers(line: Line, busy: dict[str, float]) -> str:
+    """Each of several workers does all the work, and none waits for another."""
+    names = {"learner": "in updates", "policy": "in their network", "environments": "in environments"}
+    shares = {names[link]: x for link, x in busy.items() if link in names}
+    if not shares:
+        return ""
+    most = max(shares, key=lambda name: shares[name])
+    found = f"The workers spend {percent(shares[most])} of their time {most}"
+    if _all_cores(line) or line["workers"] >= line.get("cores", 1):
+        return f"{found}, and all {line.get('cores', 1)} cores have one: more cores would make it faster."
+    return f"{found}: add --workers (now {line['workers']}), one for each of the {line.get('cores', 1)} cores."
 
 
 def _central(line: Line, busy: dict[str, float], actor: float, inference: float) -> str:

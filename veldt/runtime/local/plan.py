@@ -21,7 +21,7 @@ from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.metrics import Metric, own_metrics
 from veldt.ports import LATEST, Check, Examples, Port, example_messages
-from veldt.program import BLOCK_MEMORY, CELL, ROWS, Node, Program, Ref, walk
+from veldt.program import BLOCK_MEMORY, CELL, ROWS, Node, Parts, Program, Ref, root, walk
 from veldt.records.tree import Spec, Tree
 
 GATE = "gate"  # the process that serves actors that share no memory with the run
@@ -100,6 +100,7 @@ class Plan:
     channels: list[Channel]
     ports: dict[str, dict[str, Port]]  # of the nodes that are called from other processes
     arrays: Spec
+    parts: dict[str, Parts]  # of the arrays that are saved in parts
     queue: int  # messages that may wait in a stream; a checkpoint does not contain them
     light: list[str]  # processes without torch
     functions: dict[str, bytes]  # pickled functions that cannot be imported
@@ -203,11 +204,8 @@ def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = Non
     shared = [name for name, node in nodes.items() if node.everywhere]
     groups: dict[str, list[str]] = {}
     for name in nodes:
-        root = name
-        while (on := nodes[root].on) is not None:
-            root = on
         if name not in shared:
-            groups.setdefault(root, []).append(name)
+            groups.setdefault(root(name, nodes), []).append(name)
     processes: dict[str, list[str]] = {} if gate is None else {GATE: []}
     for group in groups.values():  # a process is named after its first worker
         processes[next((name for name in group if nodes[name].is_worker), group[0])] = group
@@ -221,6 +219,7 @@ def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = Non
         channels,
         ports={channel.node: nodes[channel.node].ports for channel in channels},
         arrays=program.arrays,
+        parts=program.parts,
         queue=queue,
         light=[name for name, group in processes.items() if all(nodes[node].light for node in group)],
         functions=portable(callables.local()),
