@@ -93,6 +93,30 @@ def test_a_stopped_zygote_is_named_and_replaced(caplog: pytest.LogCaptureFixture
     assert re.search(r"the zygote has not answered for 1\.\d s; restarting all processes", caplog.text)
 
 
+def test_a_run_is_resumed_without_an_evaluator_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run starts without it too."""
+    config, fork = config_of(**{"eval.every": 10**8}), zygote.Zygote.fork
+
+    def fork_others(self: Any, name: str, order: dict[str, Any], fds: list[int]) -> None:
+        if name != "evaluator" or not order["incarnation"]:
+            fork(self, name, order, fds)
+
+    monkeypatch.setattr(zygote.Zygote, "fork", fork_others)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: nodes.count("learner_steps") > 30, 30, "it learns")
+        saved = nodes.state()
+        nodes.cut()
+        chaos.kill(nodes, "evaluator")
+        began = time.monotonic()
+        nodes.load_state(saved)
+        assert time.monotonic() - began < 10
+        nodes.resume(1)
+        yield from wait(lambda: nodes.count("learner_steps") > saved["learner"]["steps"] + 30, 20, "it goes on")
+
+    play(Local(), program_of(config), scenario)
+
+
 def test_a_zygote_that_cannot_fork_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take all processes with it."""
 
