@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-LATE_S = 1.0  # after the signal
+LATE_S = 1.0  # after the signal, and again
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def exits_at_once() -> Iterator[Callable[[], None]]:
 @contextmanager
 def interruptible(stop: Callable[[int], None], message: str = "", late: Callable[[], None] | None = None) -> Iterator[None]:
     """The first signal calls `stop` with its number and prints the message; a second one ends the process at once. `late`
-    is called if the block has not been left LATE_S later. Both may raise.
+    is called every LATE_S after that until the block is left. Both may raise.
 
     SIGHUP says that the terminal was closed; under nohup it stays ignored. Does nothing outside the main thread, which
     alone receives signals.
@@ -57,7 +57,7 @@ def interruptible(stop: Callable[[int], None], message: str = "", late: Callable
             os._exit(128 + number)  # the kernel kills our children
         came = number
         if late is not None:
-            signal.setitimer(signal.ITIMER_REAL, LATE_S)
+            signal.setitimer(signal.ITIMER_REAL, LATE_S, LATE_S)
         stop(number)
         if message:
             with contextlib.suppress(OSError):  # the terminal may be gone

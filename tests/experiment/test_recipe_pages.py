@@ -8,6 +8,7 @@ import pytest
 
 from veldt.experiment import recipe_pages
 from veldt.experiment.papers import PAPERS
+from veldt.experiment.prepare import introduction, prepare
 from veldt.experiment.recipes import RECIPES, make
 from veldt.experiment.settings import flat
 
@@ -33,6 +34,24 @@ def test_a_value_that_is_not_the_papers_has_a_reason(recipe: str) -> None:
     paper, ours = PAPERS[recipe], recipe_pages.effective(recipe, next(iter(recipe_pages.variants(recipe).values())))
     assert set(paper.why) == {name for name, value in paper.settings.items() if ours.get(name) != value}
     assert set(paper.elsewhere) <= set(paper.settings)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "env", "told"),
+    [
+        ("r2d2", "CartPole-v1", "windows span the ends of episodes"),
+        ("apex-dpg", "Pendulum-v1", "LayerNorm"),
+        ("dqn", "CartPole-v1", ""),
+    ],
+)
+def test_what_is_not_the_papers_and_no_setting_is_said_where_settings_are(
+    recipe: str, env: str, told: str, tmp_path: Path
+) -> None:
+    """On the page, and in the first lines of a run."""
+    printed = [x for x in introduction(prepare(make(recipe, env)), tmp_path) if x.startswith("not the paper's: ")]
+    assert len(printed) == bool(told) and all(told in x for x in printed)
+    assert ("Beside the settings, this is not the paper's:" in recipe_pages.page(recipe)) == bool(told)
+    assert told in recipe_pages.page(recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

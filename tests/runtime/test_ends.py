@@ -24,10 +24,12 @@ from chaos import child, config_of, play, program_of, steps_of, wait
 from test_faults import HERE, command, env_steps, processes_of, started
 
 import veldt
+from veldt import signals
 from veldt.__main__ import main
 from veldt.counters import Counters
 from veldt.envs.small import Chain
 from veldt.errors import EnvError
+from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.experiment.session import Interrupted
@@ -91,6 +93,30 @@ def test_a_stopped_zygote_is_named_and_replaced(caplog: pytest.LogCaptureFixture
 
     play(Local(step_timeout=1.0), program_of(config_of()), scenario)
     assert re.search(r"the zygote has not answered for 1\.\d s; restarting all processes", caplog.text)
+
+
+def test_a_run_is_resumed_without_an_evaluator_that_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run starts without it too."""
+    config, fork = config_of(**{"eval.every": 10**8}), zygote.Zygote.fork
+
+    def fork_others(self: Any, name: str, order: dict[str, Any], fds: list[int]) -> None:
+        if name != "evaluator" or not order["incarnation"]:
+            fork(self, name, order, fds)
+
+    monkeypatch.setattr(zygote.Zygote, "fork", fork_others)
+
+    def scenario(nodes: Any) -> Iterator[None]:
+        yield from wait(lambda: nodes.count("learner_steps") > 30, 30, "it learns")
+        saved = nodes.state()
+        nodes.cut()
+        chaos.kill(nodes, "evaluator")
+        began = time.monotonic()
+        nodes.load_state(saved)
+        assert time.monotonic() - began < 10
+        nodes.resume(1)
+        yield from wait(lambda: nodes.count("learner_steps") > saved["learner"]["steps"] + 30, 20, "it goes on")
+
+    play(Local(), program_of(config), scenario)
 
 
 def test_a_zygote_that_cannot_fork_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +308,29 @@ def test_ctrl_c_ends_an_inline_run_whose_environment_hangs(tmp_path: Path, monke
     assert time.monotonic() - sent[0] < SOON
     thread.join(10)
     assert saved(tmp_path / "r")["env_steps"] >= 590
+
+
+@pytest.mark.usefixtures("_whole")
+def test_ctrl_c_during_a_checkpoint_ends_a_run_whose_environment_hangs_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fragile, "hangs", True)
+    monkeypatch.setattr(Fragile, "ends", 0)
+    save, sent = Checkpoints.save, list[float]()
+
+    def save_slowly(self: Checkpoints, *what: Any) -> bool:
+        if not sent:
+            Fragile.ends = Fragile.taken + 1
+            os.kill(os.getpid(), signal.SIGINT)
+            sent.append(time.monotonic())
+            chaos.wait_until(lambda: time.monotonic() > sent[0] + 1.5 * signals.LATE_S, 10, "the disk is slow")
+        return save(self, *what)
+
+    monkeypatch.setattr(Checkpoints, "save", save_slowly)
+    with pytest.raises(Interrupted):
+        veldt.train("dqn", env=Fragile, run=tmp_path / "r", quiet=True, **TINY | {"checkpoint.every": 300})
+    assert time.monotonic() - sent[0] < SOON and Fragile.taken == Fragile.ends, "it hung"
+    assert saved(tmp_path / "r")["env_steps"] >= 300
 
 
 def test_ctrl_c_ends_a_run_whose_learner_is_stuck(tmp_path: Path) -> None:

@@ -21,12 +21,14 @@ from test_run import Stop, crash, stopping, whole_state
 
 import veldt
 from veldt.acting.policy import LocalPolicy
+from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.experiment import recipes
 from veldt.experiment.config import Config, LadderConfig
 from veldt.experiment.run import Run
+from veldt.learning.params import LatestParams
 from veldt.machine import process_age, used_memory
-from veldt.program import Program
+from veldt.program import INCARNATION, Given, Program
 from veldt.storing.limiters import MinSize, SamplesPerInsert
 from veldt.topologies import add_actor, add_shared, apex, make_program
 from veldt.topologies.stores import make_replay
@@ -225,6 +227,19 @@ def test_what_the_user_registered_is_known_to_actors_and_each_draws_for_itself(t
         gym.registry.pop("test/Noisy-v0")
     theirs = [x.read_text() for x in (tmp_path / "drawn").iterdir() if not x.name.startswith(f"{os.getpid()}-")]
     assert len(theirs) >= 3 and len(set(theirs)) == len(theirs)
+
+
+def test_an_actor_that_was_restarted_explores_with_other_numbers() -> None:
+    """Otherwise one whose environment raises now and then would draw the same numbers again and again."""
+    config = recipes.make("apex-dqn", "CartPole-v1")
+    node = make_program(config, config.env_spec()).nodes["policy/0"]
+    known = {"params": LatestParams(), "counters": Counters()}
+
+    def draws(life: int) -> Any:
+        return Given(known, {}, {INCARNATION.what: life}).build(node).rng.random(8)
+
+    assert (draws(0) == draws(0)).all() and (draws(1) == draws(1)).all()
+    assert not (draws(0) == draws(1)).any() and not (draws(1) == draws(2)).any()
 
 
 def test_a_function_that_cannot_be_sent_is_named_and_does_no_harm_to_later_runs(tmp_path: Path) -> None:

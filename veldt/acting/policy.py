@@ -22,6 +22,7 @@ from veldt.metrics import INFERENCE, POLICY
 from veldt.records.history import History
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree, zeros
+from veldt.seeds import derive
 
 log = logging.getLogger("veldt")
 MOST_ORDERS = 1000  # orders of groups in a batch whose indices are cached
@@ -41,11 +42,13 @@ class NetworkPolicy(Policy):
     refresh: int = 1  # forward passes between two pulls; 0: it never pulls by itself, as in an evaluation
     hold: int = 1  # steps for which an environment keeps its random numbers, at most
     device: str = "cpu"
+    incarnation: int = 0  # how often its process was restarted: each life draws other numbers
 
     due = math.inf
 
     def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
+        seed = derive(self.seed, "life", self.incarnation) if self.incarnation else self.seed
+        self.rng = np.random.default_rng(seed)
         # In eval mode: dropout is off, and running averages are the learner's.
         self.net = self.algorithm.network(self.env).to(self.device).requires_grad_(False).eval()
         self.vector = flatten(self.net)

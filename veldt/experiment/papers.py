@@ -14,6 +14,7 @@ class Paper:
     settings: dict[str, Any]  # by dotted name, in the unit of our setting; text where that cannot be said in one value
     why: dict[str, str] = field(default_factory=dict)  # our value is another
     elsewhere: dict[str, str] = field(default_factory=dict)  # where a number is, if not with the others
+    departures: tuple[str, ...] = ()  # what is not the paper's and not a setting; a run prints them too
 
 
 def dotted(**groups: Any) -> dict[str, Any]:
@@ -102,10 +103,17 @@ APEX_DPG = Paper(
         envs_per_actor=1,
         algorithm=dict(gamma=0.99, n=5, clip_dqda=1.0, critic=(400, 300), actor=(300, 200)),
         actor=dict(sigma=0.3),
-        store=dict(capacity="1_000_000", selector="prioritized", alpha=0.6, beta=0.4, samples_per_insert="not enforced"),
+        store=dict(capacity="1_000_000", selector="prioritized", alpha=0.6, beta=0.4, evict="priority")
+        | dict(samples_per_insert="not enforced"),
         learner=dict(batch=256, optimizer="adam", lr=1e-4, target_every=100),
     ),
-    why=MANY_ACTORS | {"store.samples_per_insert": ONE_STEP_FEW},
+    why=MANY_ACTORS
+    | {"store.samples_per_insert": ONE_STEP_FEW}
+    | {"store.evict": "here it chooses among the four oldest blocks, not among all items; its effect was not measured"},
+    departures=(
+        "the first layer of actor and critic is normalised before its tanh (LayerNorm)",
+        "the paper does not give Adam's epsilon",
+    ),
 )
 
 IMPALA = Paper(
@@ -122,6 +130,10 @@ IMPALA = Paper(
         **dict.fromkeys(("algorithm.clip_pg", "algorithm.sum_losses"), "the authors' code"),
         "learner.square_start": "TensorFlow's RMSProp",
     },
+)
+
+SPANNING = (
+    "windows span the ends of episodes, as SEED RL's; the next episode starts from a state of zero, no return crosses"
 )
 
 SEED = Paper(
@@ -150,6 +162,7 @@ R2D2 = Paper(
         "algorithm.clip_last_reward": "SEED RL's code; the paper does not say",
         "store.samples_per_insert": "appendix: the replay ratio",
     },
+    departures=(SPANNING,),
 )
 
 R2D3 = Paper(
@@ -164,6 +177,7 @@ R2D3 = Paper(
         learner=dict(batch=64),
     ),
     why=MANY_ACTORS,
+    departures=(SPANNING,),
 )
 
 MAIL = "the authors, in letters that others published"

@@ -20,6 +20,7 @@ from veldt.errors import UserError
 from veldt.experiment.config import Config
 from veldt.experiment.env_names import shown
 from veldt.experiment.initial import initial_weights
+from veldt.experiment.papers import PAPERS
 from veldt.gpus import is_gpu
 from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
@@ -256,6 +257,8 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         f"network: {network}, {prepared.parameters:,} parameters on {_device(config)}{stacking}",
         f"algorithm: {_settings(config.algorithm)}",
     ]
+    if config.recipe in PAPERS and (departures := PAPERS[config.recipe].departures):
+        lines.append(f"not the paper's: {'; '.join(departures)}")
     if config.protocol:
         lines.append(f"protocol {config.protocol}: {_settings(find_protocol(config.protocol))}")
     if store.slots:

@@ -37,6 +37,7 @@ def page(recipe: str) -> str:
         "",
         f"Paper: {paper.name}." + (f" Its values are from: {paper.where}." if paper.where else ""),
         "Empty: the setting has no effect there, or we do not know what the paper says of it.",
+        *([f"Beside the settings, this is not the paper's: {'; '.join(paper.departures)}."] if paper.departures else []),
         "",
         f"| setting | {' | '.join(columns)} | paper | where | why {next(iter(columns))} differs from the paper |",
         "|---|" + "--:|" * len(columns) + "--:|---|---|",

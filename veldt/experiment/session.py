@@ -306,7 +306,7 @@ class Session:
         self.nodes.stop()
 
     def _hurry(self) -> None:
-        """Called by a signal handler, a second after `_stop`. A checkpoint that is being written is not broken off."""
+        """Called by a signal handler, every second after `_stop`. A checkpoint that is being written is not broken off."""
         if self.training and self.nodes is not None and (self.nodes.live or not self.saving.writing):
             raise Overdue
 

@@ -175,7 +175,8 @@ def add_actor(
     seed, n, name = config.seed, config.envs_per_actor, f"actor/{i}"
     explore = config.actor.explore(i * n, n, n * config.own_actors)
     how = (explore, derive(seed, "policy", i), config.refresh, config.actor.hold)
-    policy = program.add(f"policy/{i}", LocalPolicy, config.algorithm, env, params, counters, *how, on=on)
+    args = (config.algorithm, env, params, counters, *how)
+    policy = program.add(f"policy/{i}", LocalPolicy, *args, incarnation=INCARNATION, on=on)
     on = on or policy
     recorder = _add_recorder(program, config, env, f"recorder/{i}", policy, store, on=on)
     program.add(name, Actor, config.envs, n, recorder, counters, seed, name, (0,), INCARNATION, on=on, elsewhere=True)

@@ -200,7 +200,7 @@ class LocalNodes:
         for child in supervisor.children.values():
             child.counts = {}
             parts[child.name] = {node: state[node] for node in child.nodes if node in state}
-        self.ask_all("load", list(parts), parts)
+        self.ask_all("load", [name for name in parts if not supervisor.children[name].optional], parts)
         for name, counters in supervisor.counters.items():
             if name in state:
                 counters.load_state(state[name])
