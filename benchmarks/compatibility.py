@@ -73,7 +73,13 @@ FAMILIES = {
     "panda-gym": Family("panda_gym", r"Panda", r"Dense"),
     "flappy-bird": Family("flappy_bird_gymnasium", r"FlappyBird-"),
     "metaworld": Family("metaworld", r"Meta-World/MT1$", options=("--env-kwargs", "env_name=reach-v3")),
-    "vizdoom": Family("vizdoom.gymnasium_wrapper", r"Vizdoom", r"(Doom2?|Freedoom\d?)?(MAP\d+|E\dM\d)(-S\d)?", every=50),
+    "vizdoom": Family(
+        "vizdoom.gymnasium_wrapper",
+        r"Vizdoom",
+        r"(Doom2?|Freedoom\d?)?(MAP\d+|E\dM\d)(-S\d)?",
+        ("--image-size", "84", "--grayscale"),
+        every=100,
+    ),
     "popgym": Family("popgym", r"popgym-", r"(Easy|Medium|Hard)"),
     "bsuite": Family("shimmy", r"bsuite/(?!compat)", r"_(noise|scale)"),
     "dm_control": Family("shimmy", r"dm_control/(?!compat)", r"-.*|_(features|vision)"),
@@ -81,7 +87,7 @@ FAMILIES = {
 }
 ACTOR_CRITIC = ("impala", "seed-vtrace")
 RECIPES = ("dqn", "apex-dqn", "r2d2", "apex-dpg", *ACTOR_CRITIC)
-SMALL = ["--store.capacity", "2_000", "--store.min-size", "100", "--learner.batch", "8"]
+SMALL = ["--store.capacity", "2_000", "--store.min-size", "100", "--store.samples-per-insert", "2", "--learner.batch", "8"]
 ENOUGH = 1_000  # env steps after which a recipe has learned
 SLOW = 100.0  # env steps/s below which a run has fewer steps
 KINDS = ("works", "refused", "traceback", "hang", "bad data")

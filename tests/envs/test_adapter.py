@@ -331,7 +331,12 @@ def test_what_a_constructor_raises_is_said_with_its_place_and_logged(caplog: pyt
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Meta-World/MT1", "metaworld"), ("procgen-coinrun-v0", "old Gym"), ("bsuite/catch-v0", r"shimmy\[bsuite\]")],
+    [
+        ("Meta-World/MT1", "metaworld"),
+        ("metaworld:Meta-World/MT1", "needs metaworld; install it with: pip install 'metaworld'"),
+        ("procgen-coinrun-v0", "old Gym"),
+        ("bsuite/catch-v0", r"shimmy\[bsuite\]"),
+    ],
 )
 def test_well_known_ids_name_their_package(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("metaworld", "shimmy"):
