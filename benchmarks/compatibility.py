@@ -68,7 +68,7 @@ FAMILIES = {
     "gymnasium-robotics": Family(
         "gymnasium_robotics",
         r"(Fetch|Hand|AntMaze|PointMaze|Adroit|FrankaKitchen)",
-        r"(Dense|_(Medium|Large|Open|UMaze|Diverse|GR|G)|Rotate.*|Full|_Touch)",
+        r"(Dense|Sparse|_(Medium|Large|Open|UMaze|Diverse|GR|G)|Rotate.*|Full|_Touch)",
     ),
     "panda-gym": Family("panda_gym", r"Panda", r"Dense"),
     "flappy-bird": Family("flappy_bird_gymnasium", r"FlappyBird-"),
@@ -162,7 +162,8 @@ def try_family(name: str, args: argparse.Namespace, done: dict[Job, Row]) -> Ite
         steps = args.steps if probed["rate"] > SLOW else max(200, int(20 * probed["rate"]))
         for recipe in recipes:
             if (name, env, recipe) not in done:
-                yield train(name, env, recipe, min(steps, args.steps), args.limit, command=number == 0)
+                command = number == 0 and recipe == recipes[0]
+                yield train(name, env, recipe, min(steps, args.steps), args.limit, command)
 
 
 def alike(env: str, family: Family) -> str:
