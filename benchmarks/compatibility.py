@@ -44,6 +44,7 @@ class Family(NamedTuple):
     ids: str  # a pattern
     alike: str = ""  # what may differ between ids that are alike, as a pattern
     options: tuple[str, ...] = ()  # of `veldt train`
+    names: tuple[str, ...] = ()  # in place of the ids
     every: int = 1  # so many of the ids that are alike are tried
 
 
@@ -83,7 +84,9 @@ FAMILIES = {
     "popgym": Family("popgym", r"popgym-", r"(Easy|Medium|Hard)"),
     "bsuite": Family("shimmy", r"bsuite/(?!compat)", r"_(noise|scale)"),
     "dm_control": Family("shimmy", r"dm_control/(?!compat)", r"-.*|_(features|vision)"),
-    "envpool": Family("envpool", r"$^"),  # it has a registry of its own
+    "envpool": Family(  # it has a registry of its own
+        "envpool", r"$^", options=("--env-kwargs", "task_id=CartPole-v1", "num_envs=1"), names=("envpool:make_gymnasium",)
+    ),
 }
 ACTOR_CRITIC = ("impala", "seed-vtrace")
 RECIPES = ("dqn", "apex-dqn", "r2d2", "apex-dpg", *ACTOR_CRITIC)
@@ -184,6 +187,8 @@ def in_turn(recipes: list[str], number: int) -> list[str]:
 
 def names_of(family: Family) -> tuple[list[str], str]:
     """The newest version of each id, as `veldt train --env` gets it; or why there are none."""
+    if family.names:
+        return list(family.names), ""
     code = (
         "import importlib, json, gymnasium as gym\n"
         f"m = importlib.import_module({family.module!r}) if {family.module!r} else None\n"

@@ -423,6 +423,21 @@ def test_a_mask_of_a_dict_observation_comes_with_it(tmp_path: Path) -> None:
     assert policy(obs)[0] == 3 == policy(obs, explore=1.0)[0]
 
 
+def said() -> Says:
+    return Says([[0, 1, 1]])
+
+
+def test_a_run_from_before_there_were_masks_can_be_evaluated(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run", said, action_masks=False)
+    config = run.path / "config.yaml"
+    text = config.read_text()
+    assert "action_masks: false\n" in text
+    config.write_text(text.replace("action_masks: false\n", ""))
+    assert run.evaluate(2).lengths == [3, 3]
+    with pytest.raises(UserError, match="it has action masks of 3 elements, but the run has no action masks"):
+        run.policy(env=said)
+
+
 def lowest(env: Any) -> Any:
     return lambda obs: int(np.argmin(np.where(env.unwrapped.left, obs, np.inf)))
 

@@ -141,7 +141,9 @@ class Run:
 
     def envs(self, n: int = 1, render: bool = False, env: EnvLike | None = None, **options: Any) -> Envs:
         """The run's environments, or others of the same kind. `options` are those of `make_env`, in place of the run's."""
-        config, own = self._code_config(env), self.config
+        config, own, saved = self._code_config(env), self.config, saved_spec.read(self.path)
+        if saved is not None and not saved.mask:  # of a run from before there were any, too
+            options = {"action_masks": False} | options
         try:
             return make_env(config.env, n, render, **own.options_for(config.env) | options)
         except UserError as error:
