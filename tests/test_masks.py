@@ -238,6 +238,8 @@ def test_no_illegal_action_reaches_the_environment_and_masks_are_stored(name: st
     store = Replay(schema, Uniform(200 * schema.starts), MinSize(1), 200 * schema.starts, 200)
     how: Any = (algorithm, spec, LatestParams(), counters, lambda steps: explore, 1)
     policy = BatchedPolicy(*how, hold=4, groups=1, n=n, batch=n, wait=0.0) if central else LocalPolicy(*how, hold=4)
+    if isinstance(policy, BatchedPolicy) and explore == 0.5:
+        policy.use_graphs()  # what a GPU captures
     recorder = Recorder(policy, store, algorithm, schema)
     actor = Actor(lambda n: envs, n, recorder, counters, seed=0)
     while counters.get("env_steps") < 300:
