@@ -10,8 +10,8 @@ Each other id is stepped without training.
 
 Each run is a process of its own with a time limit: a fork of one that has imported Veldt, but for the first of each family,
 which is a command. It works, is refused in a sentence, ends with a traceback, hangs, or has bad data: dropped observations,
-a column that never changes while no episode ends, or a loss that is not finite. What was done is in OUT.jsonl, and is not
-done again. OUT.md is the table.
+observations that never change while no episode ends, or a loss that is not finite. What was done is in OUT.jsonl, and is
+not done again. OUT.md is the table.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def probe(family: str, env: str, args: argparse.Namespace) -> Row:
     seen = json.loads(out.splitlines()[-1])
     if seen["bad"]:
         result, said = "bad data", f"{seen['bad']} dropped observations"
-    elif seen["constant"] and not seen["episodes"]:
-        result, said = "bad data", f"constant: {', '.join(seen['constant'])}"
+    elif seen["constant"]:
+        result, said = "bad data", "no observation ever changed, and no episode ended"
     return row | {"result": result, "said": said, "rate": seen["rate"], "continuous": seen["action"] == "Box"}
 
 
@@ -251,7 +251,7 @@ def step_alone(env: str, steps: int, kwargs: list[str]) -> int:
         print(f"veldt: {error}", file=sys.stderr)
         return 2
     rate = steps / (time.monotonic() - began)
-    said = {"bad": int(envs.bad), "constant": sorted(set(seen) - changed), "episodes": ends, "rate": round(rate)}
+    said = {"bad": int(envs.bad), "constant": not changed and not ends, "rate": round(rate)}
     print(json.dumps(said | {"action": type(space).__name__}))
     return 0
 
