@@ -10,8 +10,8 @@ Each other id is stepped without training.
 
 Each run is a process of its own with a time limit: a fork of one that has imported Veldt, but for the first of each family,
 which is a command. It works, is refused in a sentence, ends with a traceback, hangs, or has bad data: dropped observations,
-a column that never changes while no episode ends, or a loss that is not finite. What was done is in OUT.jsonl, and is not
-done again. OUT.md is the table.
+observations that never change while no episode ends, or a loss that is not finite. What was done is in OUT.jsonl, and is
+not done again. OUT.md is the table.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Family(NamedTuple):
     ids: str  # a pattern
     alike: str = ""  # what may differ between ids that are alike, as a pattern
     options: tuple[str, ...] = ()  # of `veldt train`
+    names: tuple[str, ...] = ()  # in place of the ids
     every: int = 1  # so many of the ids that are alike are tried
 
 
@@ -68,20 +69,28 @@ FAMILIES = {
     "gymnasium-robotics": Family(
         "gymnasium_robotics",
         r"(Fetch|Hand|AntMaze|PointMaze|Adroit|FrankaKitchen)",
-        r"(Dense|_(Medium|Large|Open|UMaze|Diverse|GR|G)|Rotate.*|Full|_Touch)",
+        r"(Dense|Sparse|_(Medium|Large|Open|UMaze|Diverse|GR|G)|Rotate.*|Full|_Touch)",
     ),
     "panda-gym": Family("panda_gym", r"Panda", r"Dense"),
     "flappy-bird": Family("flappy_bird_gymnasium", r"FlappyBird-"),
     "metaworld": Family("metaworld", r"Meta-World/MT1$", options=("--env-kwargs", "env_name=reach-v3")),
-    "vizdoom": Family("vizdoom.gymnasium_wrapper", r"Vizdoom", r"(Doom2?|Freedoom\d?)?(MAP\d+|E\dM\d)(-S\d)?", every=50),
+    "vizdoom": Family(
+        "vizdoom.gymnasium_wrapper",
+        r"Vizdoom",
+        r"(Doom2?|Freedoom\d?)?(MAP\d+|E\dM\d)(-S\d)?",
+        ("--image-size", "84", "--grayscale"),
+        every=100,
+    ),
     "popgym": Family("popgym", r"popgym-", r"(Easy|Medium|Hard)"),
     "bsuite": Family("shimmy", r"bsuite/(?!compat)", r"_(noise|scale)"),
     "dm_control": Family("shimmy", r"dm_control/(?!compat)", r"-.*|_(features|vision)"),
-    "envpool": Family("envpool", r"$^"),  # it has a registry of its own
+    "envpool": Family(  # it has a registry of its own
+        "envpool", r"$^", options=("--env-kwargs", "task_id=CartPole-v1", "num_envs=1"), names=("envpool:make_gymnasium",)
+    ),
 }
 ACTOR_CRITIC = ("impala", "seed-vtrace")
 RECIPES = ("dqn", "apex-dqn", "r2d2", "apex-dpg", *ACTOR_CRITIC)
-SMALL = ["--store.capacity", "2_000", "--store.min-size", "100", "--learner.batch", "8"]
+SMALL = ["--store.capacity", "2_000", "--store.min-size", "100", "--store.samples-per-insert", "2", "--learner.batch", "8"]
 ENOUGH = 1_000  # env steps after which a recipe has learned
 SLOW = 100.0  # env steps/s below which a run has fewer steps
 KINDS = ("works", "refused", "traceback", "hang", "bad data")
@@ -156,7 +165,8 @@ def try_family(name: str, args: argparse.Namespace, done: dict[Job, Row]) -> Ite
         steps = args.steps if probed["rate"] > SLOW else max(200, int(20 * probed["rate"]))
         for recipe in recipes:
             if (name, env, recipe) not in done:
-                yield train(name, env, recipe, min(steps, args.steps), args.limit, command=number == 0)
+                command = number == 0 and recipe == recipes[0]
+                yield train(name, env, recipe, min(steps, args.steps), args.limit, command)
 
 
 def alike(env: str, family: Family) -> str:
@@ -177,6 +187,8 @@ def in_turn(recipes: list[str], number: int) -> list[str]:
 
 def names_of(family: Family) -> tuple[list[str], str]:
     """The newest version of each id, as `veldt train --env` gets it; or why there are none."""
+    if family.names:
+        return list(family.names), ""
     code = (
         "import importlib, json, gymnasium as gym\n"
         f"m = importlib.import_module({family.module!r}) if {family.module!r} else None\n"
@@ -209,8 +221,8 @@ def probe(family: str, env: str, args: argparse.Namespace) -> Row:
     seen = json.loads(out.splitlines()[-1])
     if seen["bad"]:
         result, said = "bad data", f"{seen['bad']} dropped observations"
-    elif seen["constant"] and not seen["episodes"]:
-        result, said = "bad data", f"constant: {', '.join(seen['constant'])}"
+    elif seen["constant"]:
+        result, said = "bad data", "no observation ever changed, and no episode ended"
     return row | {"result": result, "said": said, "rate": seen["rate"], "continuous": seen["action"] == "Box"}
 
 
@@ -239,7 +251,7 @@ def step_alone(env: str, steps: int, kwargs: list[str]) -> int:
         print(f"veldt: {error}", file=sys.stderr)
         return 2
     rate = steps / (time.monotonic() - began)
-    said = {"bad": int(envs.bad), "constant": sorted(set(seen) - changed), "episodes": ends, "rate": round(rate)}
+    said = {"bad": int(envs.bad), "constant": not changed and not ends, "rate": round(rate)}
     print(json.dumps(said | {"action": type(space).__name__}))
     return 0
 

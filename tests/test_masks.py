@@ -238,6 +238,8 @@ def test_no_illegal_action_reaches_the_environment_and_masks_are_stored(name: st
     store = Replay(schema, Uniform(200 * schema.starts), MinSize(1), 200 * schema.starts, 200)
     how: Any = (algorithm, spec, LatestParams(), counters, lambda steps: explore, 1)
     policy = BatchedPolicy(*how, hold=4, groups=1, n=n, batch=n, wait=0.0) if central else LocalPolicy(*how, hold=4)
+    if isinstance(policy, BatchedPolicy) and explore == 0.5:
+        policy.use_graphs()  # what a GPU captures
     recorder = Recorder(policy, store, algorithm, schema)
     actor = Actor(lambda n: envs, n, recorder, counters, seed=0)
     while counters.get("env_steps") < 300:
@@ -421,6 +423,21 @@ def test_a_mask_of_a_dict_observation_comes_with_it(tmp_path: Path) -> None:
     policy = veldt.load(run.path)
     obs = {"cards": np.linspace(0, 1, 5, dtype=np.float32), "action_mask": np.array([0, 0, 0, 1, 0], np.int8)}
     assert policy(obs)[0] == 3 == policy(obs, explore=1.0)[0]
+
+
+def said() -> Says:
+    return Says([[0, 1, 1]])
+
+
+def test_a_run_from_before_there_were_masks_can_be_evaluated(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run", said, action_masks=False)
+    config = run.path / "config.yaml"
+    text = config.read_text()
+    assert "action_masks: false\n" in text
+    config.write_text(text.replace("action_masks: false\n", ""))
+    assert run.evaluate(2).lengths == [3, 3]
+    with pytest.raises(UserError, match="it has action masks of 3 elements, but the run has no action masks"):
+        run.policy(env=said)
 
 
 def lowest(env: Any) -> Any:

@@ -114,7 +114,7 @@ def command() -> None:
 def _sentences(error: Exception) -> str:
     """The error, and what was noted on it: in one line."""
     notes = getattr(error, "__notes__", ())
-    return ". ".join([str(error).rstrip("."), *notes]) if notes else str(error)
+    return ". ".join([str(error).rstrip("."), *notes]).replace("?. ", "? ") if notes else str(error)
 
 
 def _traceback(error: ProcessFailed | EnvError) -> str:

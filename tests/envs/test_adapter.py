@@ -326,12 +326,25 @@ def test_what_a_constructor_raises_is_said_with_its_place_and_logged(caplog: pyt
     assert "1 // 0" in told and "make.py" not in told, "the environment's own traceback, not ours"
 
 
+def test_an_argument_that_is_missing_is_asked_for() -> None:
+    def made(size: int, noise: float, name: str = "") -> gym.Env[Any, Any]:
+        raise AssertionError(size, noise, name)
+
+    with pytest.raises(UserError, match=r"missing 2 required .* --env-kwargs size=\.\.\. noise=\.\.\.\.$"):
+        make_env(made)
+
+
 # Names, arguments and wrappers.
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Meta-World/MT1", "metaworld"), ("procgen-coinrun-v0", "old Gym"), ("bsuite/catch-v0", r"shimmy\[bsuite\]")],
+    [
+        ("Meta-World/MT1", "metaworld"),
+        ("metaworld:Meta-World/MT1", "needs metaworld; install it with: pip install 'metaworld'"),
+        ("procgen-coinrun-v0", "old Gym"),
+        ("bsuite/catch-v0", r"shimmy\[bsuite\]"),
+    ],
 )
 def test_well_known_ids_name_their_package(name: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("metaworld", "shimmy"):

@@ -208,6 +208,15 @@ def test_a_plain_id_must_be_the_one_the_run_was_started_with(tmp_path: Path) -> 
     assert resumed.config.env == "veldt/TMazeFixed-v0"
 
 
+def test_an_id_that_a_script_registered_is_asked_for_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gym.register("mine/Registered-v0", entry_point="veldt.envs.small:Chain")
+    run = tiny(tmp_path / "run", "mine/Registered-v0")
+    del gym.registry["mine/Registered-v0"]
+    assert main(["eval", str(run.path)]) == 2
+    assert "run was trained on it: if a script registered it, give --env script.py:Class" in capsys.readouterr().err
+    assert main(["eval", str(run.path), "--env", "veldt.envs.small:Chain", "--episodes", "1"]) == 0
+
+
 def test_a_short_path_is_shown_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shown(f"{tmp_path}/lab/x.py:Y") == "lab/x.py:Y"

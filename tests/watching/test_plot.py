@@ -149,8 +149,9 @@ def test_labels_have_what_differs_and_nothing_else(tmp_path: Path) -> None:
     assert label({}, {"recipe": "apex-dqn"}) == ["dqn", "apex-dqn"], "not the settings in which recipes differ"
     assert label({}, {"recipe": "apex-dqn"}, {"learner.lr": 0.5}) == ["dqn, lr 0.001", "apex-dqn", "dqn, lr 0.5"]
     assert label({}, {"algorithm.double": False}) == ["double on", "double off"]
+    assert label({}, {"env": "/home/me/lab/mine.py:Hover"}) == ["CartPole-v1", "mine.py:Hover"]
     many = {"learner.lr": 0.5, "learner.batch": 7, "actor.epsilon_end": 0.3, "store.min_size": 13, "learner.clip_norm": 2}
-    assert label({}, many) == ["11", "12"], "directories, where they would be long"
+    assert label({}, many) == ["13", "14"], "directories, where they would be long"
 
 
 def test_a_title_says_what_all_curves_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

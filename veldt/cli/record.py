@@ -129,7 +129,8 @@ def _greedy(args: Record, path: Path) -> tuple[Envs, Policy]:
         "image_size": args.image_size,
         "grayscale": args.grayscale,
     }
-    envs = run.envs(1, env=args.env, **{name: value for name, value in given.items() if value})
+    how = {name: value for name, value in given.items() if value} | ({} if args.action_masks else {"action_masks": False})
+    envs = run.envs(1, env=args.env, **how)
     try:
         policy = run.policy(args.epsilon, envs.spec)
     except UserError:

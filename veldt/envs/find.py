@@ -1,7 +1,7 @@
 """Environments by name: Gymnasium ids, `module:id`, `module:callable`; and the packages of well-known ids."""
 
 import contextlib
-import importlib
+import importlib.util
 import logging
 import os
 import re
@@ -60,6 +60,7 @@ def find(env: str) -> Factory | None:
     """The callable that is named, or None for an id that is registered now. Packages of known ids are imported."""
     module, _, name = env.rpartition(":")
     if module:
+        _require_installed(env, module.partition(".")[0])
         factory = callables.find(env)
         if factory is not None:
             return factory
@@ -81,6 +82,13 @@ def find(env: str) -> Factory | None:
         game = re.split("NoFrameskip|Deterministic|-", name)[0]
         raise UserError(f"{env} returns raw screens; use ALE/{game}-v5, for which Veldt skips, merges and resizes frames.")
     return None
+
+
+def _require_installed(env: str, package: str) -> None:
+    """Raises a UserError that says what to install, if it is a package that is known here."""
+    known = next((family for family in FAMILIES if family.module.partition(".")[0] == package), None)
+    if known is not None and sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
+        raise UserError(f"{env} needs {package}; install it with: pip install '{known.package}'.")
 
 
 def family_of(env: str) -> Family | None:

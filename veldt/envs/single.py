@@ -5,6 +5,7 @@ type from one step to the next cannot be put in one array.
 """
 
 import itertools
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,18 @@ def not_made(name: str, error: Exception) -> tuple[UserError, str]:
     text = " ".join(str(error).split())
     shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
     told = "".join(traceback.format_list(own or list(frames)))
-    return UserError(f"{name} could not be made: {shown}{place}."), f"{told}{shown}"
+    advice = _advice(error, text)
+    return UserError(f"{name} could not be made: {shown}{place}{advice}."), f"{told}{shown}"
+
+
+def _advice(error: Exception, text: str) -> str:
+    """What to do, where that is known."""
+    if isinstance(error, TypeError) and (missing := re.search(r"missing \d+ required [\w-]+ arguments?: (['\w, ]+)", text)):
+        words = " ".join(f"{word}=..." for word in re.findall(r"'(\w+)'", missing[1]))
+        return f"; give it what is missing: --env-kwargs {words}"
+    if "OpenGL" in text:
+        return "; without a screen, set the environment variable MUJOCO_GL to egl or osmesa"
+    return ""
 
 
 def _is_number(x: Any) -> bool:

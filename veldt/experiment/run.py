@@ -141,8 +141,15 @@ class Run:
 
     def envs(self, n: int = 1, render: bool = False, env: EnvLike | None = None, **options: Any) -> Envs:
         """The run's environments, or others of the same kind. `options` are those of `make_env`, in place of the run's."""
-        config, own = self._code_config(env), self.config
-        return make_env(config.env, n, render, **own.options_for(config.env) | options)
+        config, own, saved = self._code_config(env), self.config, saved_spec.read(self.path)
+        if saved is not None and not saved.mask:  # of a run from before there were any, too
+            options = {"action_masks": False} | options
+        try:
+            return make_env(config.env, n, render, **own.options_for(config.env) | options)
+        except UserError as error:
+            if not env and ":" not in config.env and config.env not in gym.registry:
+                error.add_note(f"{self.path} was trained on it: if a script registered it, give --env script.py:Class")
+            raise
 
     def _code_config(self, env: EnvLike | None = None, needs_env: bool = True) -> Config:
         """The config, with what was given in place of what it names, if the code that it names may be used."""

@@ -92,7 +92,7 @@ def group(curves: list[Curve]) -> dict[str, list[Curve]]:
 def common(groups: dict[str, list[Curve]]) -> str:
     """The recipe and the environment, as far as all curves have the same."""
     curves = [curve for alike in groups.values() for curve in alike]
-    both = [{str(curve.settings.get(name, "")) for curve in curves} for name in KIND]
+    both = [{_named(curve.settings.get(name, "")) for curve in curves} for name in KIND]
     return " on ".join(values.pop() for values in both if len(values) == 1 and "" not in values)
 
 
@@ -100,13 +100,19 @@ KIND = ("recipe", "env")
 
 
 def _label(curve: Curve, others: list[Curve]) -> str:
-    parts = [" ".join(str(curve.settings[name]) for name in KIND if name in curve.settings and name in _differing(others))]
+    kind = {name: _named(curve.settings[name]) for name in KIND if name in curve.settings}
+    parts = [" ".join(text for name, text in kind.items() if name in _differing(others))]
     alike = [other for other in others if all(other.settings.get(n) == curve.settings.get(n) for n in KIND)]
     names = [name for name in _differing(alike) if name not in KIND]
     tails = [name.rpartition(".")[2] for name in names]
     for name, tail in zip(names, tails, strict=True):
         parts.append(f"{tail if tails.count(tail) == 1 else name} {_text(curve.settings.get(name))}")
-    return ", ".join(filter(None, parts)) or " ".join(str(curve.settings[name]) for name in KIND if name in curve.settings)
+    return ", ".join(filter(None, parts)) or " ".join(kind.values())
+
+
+def _named(kind: Any) -> str:
+    """A recipe or environment; one of a file without its folders."""
+    return str(kind).rpartition("/")[2] if ".py:" in str(kind) else str(kind)
 
 
 def _differing(curves: list[Curve]) -> list[str]:
