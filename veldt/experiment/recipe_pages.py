@@ -18,6 +18,10 @@ LEFT_OUT = ("recipe", "env", "seed")
 OF_THE_MACHINE = {("dqn", "threads"): "cores, at most 8", ("apex-dqn", "inference"): "central with a GPU"} | {
     (recipe, "actors"): "cores - 1" for recipe in RECIPES if recipe not in ("dqn", "apex-dpg")
 }
+OF_THE_MACHINE |= {
+    ("gorila", "bundles"): "cores - 1",
+    ("gorila", "store.capacity"): "1,000,000 in all, at least 100,000 each",
+}
 
 
 def variants(recipe: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ class GorilaConfig(Config):
     shards: Annotated[int, above(0)] = 2
     """Number of parameter servers, each of which owns a slice of the weights: one process each."""
     replay: Literal["local", "global"] = "local"
-    """local: each bundle has a store and learns from what its own actor has seen; global: all share one store."""
+    """local: each bundle has a store of this capacity, of what its own actor has seen; global: all share one."""
     guard: GuardConfig = field(default_factory=GuardConfig)
 
     @property
@@ -27,17 +27,28 @@ class GorilaConfig(Config):
 
 
 def gorila(env: str) -> GorilaConfig:
-    """Gorila (Nair et al. 2015): bundles of actor, learner and replay; parameter servers. Atari: the paper's numbers."""
+    """Gorila (Nair et al. 2015): DQN in bundles of actor, learner and replay, with parameter servers. Atari: the paper's
+    numbers where they are known, but a bundle a core. Others: tuned here."""
     base = dqn(env)
-    config = GorilaConfig(**{f.name: getattr(base, f.name) for f in fields(base)})
-    bundles = max(1, core_count() - 1) if is_atari(env) else 2
-    return replace(
-        config,
+    config = replace(
+        GorilaConfig(**{f.name: getattr(base, f.name) for f in fields(base)}),
         recipe="gorila",
         topology="gorila",
         runtime="local" if runs_processes() else "inline",
-        bundles=bundles,
-        actors=1,
         threads=1,
-        learner=replace(config.learner, optimizer="adagrad", lr=0.02, eps=1e-5),
+    )
+    if is_atari(env):
+        bundles = max(1, core_count() - 1)
+        return replace(
+            config,
+            bundles=bundles,
+            actor=replace(config.actor, epsilon_steps=4_000_000),  # a million updates, one every four steps
+            store=replace(config.store, capacity=str(max(100_000, 1_000_000 // bundles))),
+            learner=replace(config.learner, optimizer="adagrad", lr=0.01, eps=1e-5, target_every=60_000),
+        )
+    # A target that is copied often: AdaGrad's steps become smaller, and values must have grown before that.
+    return replace(
+        config,
+        learner=replace(config.learner, optimizer="adagrad", lr=0.2, target_every=100),
+        eval=replace(config.eval, every=max(10_000, config.eval.every), episodes=20),
     )
