@@ -32,7 +32,7 @@ from veldt.topologies.stores import add_store
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
-    from veldt.experiment.recipes.gorila import GorilaConfig
+    from veldt.experiment.recipes.parameter_servers import GorilaConfig
 
 
 def single(program: Program, config: Config, env: EnvSpec) -> None:
