@@ -210,6 +210,18 @@ def test_the_whole_gradient_is_clipped_and_not_each_slice(clip: float, factor: f
     torch.testing.assert_close(flat.weights, start - factor * torch.tensor([3.0, 4.0]))
 
 
+def test_buffers_go_with_the_last_slice_and_come_back_to_every_learner() -> None:
+    _, shards, parts = servers(Normed(), 3)
+    one, other = (Sharded(shards, parts, guard(), 0.0, Flat.of(Normed())) for _ in range(2))
+    assert one.ready() and other.ready()
+    with torch.no_grad():
+        one.flat.buffers.fill_(7.0)  # as by a forward pass
+    one.flat.gradient.zero_()
+    one.update([""], 0.0)
+    assert other.ready() and (other.flat.buffers == 7).all()
+    assert torch.equal(one.flat.weights, other.flat.weights)
+
+
 # The guard of the losses.
 
 
