@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "recipes"
 @pytest.mark.parametrize("cores", [1, 3, 64])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_page_is_up_to_date_whatever_the_machine(recipe: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("common", "q_learning"):
+    for module in ("common", "q_learning", "parameter_servers"):
         monkeypatch.setattr(f"veldt.experiment.recipes.{module}.core_count", lambda: cores)
     assert (DOCS / f"{recipe}.md").read_text() == recipe_pages.page(recipe), (
         "python -m veldt.experiment.recipe_pages docs/recipes"

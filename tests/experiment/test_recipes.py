@@ -268,7 +268,11 @@ def test_yaml_floats_that_look_like_strings_are_numbers() -> None:
         ("apex-dqn", {"inference": "central", "actor.refresh": 3}, "actor.refresh .* --inference local"),
         ("apex-dqn", {"central.wait_ms": 3.0}, "central.wait_ms .* --inference central"),
         ("dqn", {"learner.decay": 0.5}, "learner.decay .* --learner.optimizer rmsprop"),
-        ("dqn", {"learner.optimizer": "sgd", "learner.eps": 0.5}, "learner.eps .* --learner.optimizer adam, rmsprop or adagrad"),
+        (
+            "dqn",
+            {"learner.optimizer": "sgd", "learner.eps": 0.5},
+            "learner.eps .* --learner.optimizer adam, rmsprop",
+        ),
         ("dqn", {"store.alpha": 0.9}, "store.alpha .* --store.selector prioritized"),
         ("dqn", {"step_timeout": 3.0}, "step_timeout .* --runtime local"),
         ("dqn", {"runtime": "local", "queue": 3}, "queue .* processes of their own"),

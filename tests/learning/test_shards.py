@@ -123,11 +123,17 @@ def test_a_shard_that_was_killed_goes_on_bit_for_bit(optimizer: str) -> None:
     assert (killed.vector == straight.vector).all() and killed.version == 40
 
 
-def test_weights_that_are_not_finite_are_never_published() -> None:
-    one = shard()
-    one.push(np.full(SIZE, np.float32("inf")), NONE, 0)
-    with pytest.raises(Diverged, match="after 1 updates"):
-        one.weights(0)
+def test_weights_that_are_not_finite_never_exist() -> None:
+    kept = memory(SIZE)
+    one = shard(kept, LearnerConfig(optimizer="sgd", lr=1e30))
+    one.push(np.full(SIZE, 1e-30, np.float32), NONE, 0)
+    before = one.vector.copy()
+    assert one.push(np.full(SIZE, 1e30, np.float32), NONE, 1), "it is not delivered again"
+    assert (one.vector == before).all() and one.version == 1
+    with pytest.raises(Diverged, match="update 2 would make weights that are not finite"):
+        one.weights(1)
+    again = shard(kept)
+    assert again.weights(0) is not None, "what was there before is saved after a restart"
 
 
 # What learners and policies see.
@@ -202,6 +208,18 @@ def test_the_whole_gradient_is_clipped_and_not_each_slice(clip: float, factor: f
     updater.update([""], 5.0)
     updater.ready()
     torch.testing.assert_close(flat.weights, start - factor * torch.tensor([3.0, 4.0]))
+
+
+def test_buffers_go_with_the_last_slice_and_come_back_to_every_learner() -> None:
+    _, shards, parts = servers(Normed(), 3)
+    one, other = (Sharded(shards, parts, guard(), 0.0, Flat.of(Normed())) for _ in range(2))
+    assert one.ready() and other.ready()
+    with torch.no_grad():
+        one.flat.buffers.fill_(7.0)  # as by a forward pass
+    one.flat.gradient.zero_()
+    one.update([""], 0.0)
+    assert other.ready() and (other.flat.buffers == 7).all()
+    assert torch.equal(one.flat.weights, other.flat.weights)
 
 
 # The guard of the losses.

@@ -17,7 +17,7 @@ from chaos import child, family, kill, play, wait
 from safetensors.numpy import load_file
 
 import veldt
-from veldt.errors import UserError
+from veldt.errors import Diverged, UserError
 from veldt.experiment import recipes, settings
 from veldt.experiment.prepare import count_stores, plan_ram, prepare
 from veldt.experiment.run import Run
@@ -168,6 +168,17 @@ def test_a_run_in_processes(tmp_path: Path, replay: str) -> None:
     resumed = veldt.resume(tmp_path, quiet=True, steps=8_000)
     assert resumed.metrics[-1]["learner_steps"] > line["learner_steps"], "it goes on where it was"
     check_checkpoint(resumed)
+
+
+@pytest.mark.parametrize("runtime", ["inline", "local"])
+def test_a_run_that_diverges_ends_soon_and_leaves_weights_that_are_finite(tmp_path: Path, runtime: str) -> None:
+    how = {"learner.optimizer": "sgd", "learner.lr": 1e38, "learner.clip_norm": 0.0, "algorithm.huber": False, **OFF}
+    began = time.monotonic()
+    with pytest.raises(Diverged):
+        veldt.train("gorila", run=tmp_path, quiet=True, **TINY | how | {"runtime": runtime, "steps": 50_000})
+    assert time.monotonic() - began < 30
+    checkpoint = Run(tmp_path).checkpoints().load()
+    assert checkpoint is not None and checkpoint.weights(), "which checks that they are finite"
 
 
 # Processes.

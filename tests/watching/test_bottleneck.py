@@ -15,6 +15,7 @@ import veldt
 from veldt.envs.small import Chain
 from veldt.experiment import progress, recipes
 from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared
+from veldt.program import Program
 from veldt.storing.slots import Size
 from veldt.watching.bottleneck import Rates, bottleneck
 
@@ -41,6 +42,27 @@ LINE: dict[str, Any] = {
     "queue_fill": 0.1,
     "refusing": 0.0,
 }
+
+
+BUNDLES: dict[str, Any] = LINE | {"busy/shard": 0.3, "wait/shards": 0.0, "busy/learner": 0.6, "busy/actor": 0.35}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["bundles are the bottleneck", "60 % of the time in gradients", "60 % in environments", "add --bundles"]),
+        ({"wait/shards": 0.4, "busy/shard": 0.97}, ["servers are the bottleneck", "busy 97 %", "wait 40 %", "--shards"]),
+        ({"cpu/all": 3.9}, ["All 4 cores are busy", "servers are busy 30 %"]),
+        ({"wait/learner": 0.5}, ["bundles wait 50 %"]),
+        ({"store_items": 300, "learner_steps_per_s": 0.0}, ["filling", "300 of the 1,000"]),
+    ],
+)
+def test_the_bottleneck_of_bundles_with_parameter_servers(changes: dict[str, Any], words: list[str]) -> None:
+    line = {name: x for name, x in (BUNDLES | changes).items() if name != "wait/actor"}
+    sentence = bottleneck(line)
+    assert all(word in sentence for word in words), sentence
+    del line["wait/learner"]
+    assert not bottleneck(line) or "store is filling" in sentence
 
 
 @pytest.mark.parametrize(
@@ -296,7 +318,7 @@ def test_the_time_that_a_line_takes_is_not_missing_in_the_next_rate(monkeypatch:
     monkeypatch.setattr("time.monotonic", lambda: nodes.now)
     monkeypatch.setattr(progress, "used_memory", slow)
     config = recipes.make("apex-dqn", "CartPole-v1")
-    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0, gpu=0)
+    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0, gpu=0, program=Program())
     written = progress.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
     written.begin(nodes)  # type: ignore[arg-type]
     for pause in (1.0, 0.01, 0.11, 1.0, 0.01, 0.01, 3.0, 0.1):

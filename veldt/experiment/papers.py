@@ -209,6 +209,38 @@ ASYNC_Q = replace(
     elsewhere=ASYNC_ELSEWHERE,
 )
 
+GORILA = Paper(
+    "Nair et al., Massively parallel methods for deep reinforcement learning, 2015",
+    "the text; what it does not say is as in DQN",
+    {name: value for name, value in DQN.settings.items() if not name.startswith(("learner.", "store.", "eval."))}
+    | dotted(
+        bundles=100,
+        shards=31,
+        replay="local",
+        steps="up to 6 days",
+        actor=dict(epsilon=1.0, epsilon_end=0.1, epsilon_steps="1,000,000 updates"),
+        store=dict(capacity="1_000_000", selector="uniform", samples_per_insert=8.0),
+        learner=dict(batch=32, optimizer="adagrad", lr="not published", target_every=60_000),
+        guard=dict(max_age="not published", deviations="several", against="own"),
+    ),
+    why={
+        "bundles": "one a core of one machine; --bundles changes it",
+        "shards": "one machine",
+        "envs_per_actor": LOCKSTEP,
+        "steps": FRAMES,
+        "actor.epsilon_steps": "env steps: a learner makes an update every four",
+        "store.capacity": "all bundles share the RAM of one machine",
+        "learner.lr": "not tuned",
+        "guard.max_age": "see docs/decisions.md",
+        "guard.deviations": "see docs/decisions.md",
+        "guard.against": "keeps out a learner whose losses are always too large; see docs/decisions.md",
+    },
+    elsewhere={
+        **dict.fromkeys(("envs_per_actor", "store.samples_per_insert", "learner.batch"), "as DQN"),
+        **{name: "as DQN" for name in DQN.settings if name.startswith("algorithm.")},
+    },
+)
+
 PAPERS = {
     "dqn": DQN,
     "apex-dqn": ONE_MACHINE,
@@ -220,4 +252,5 @@ PAPERS = {
     "r2d3": R2D3,
     "a3c": A3C,
     **dict.fromkeys(("async-q", "async-nstep-q", "async-sarsa"), ASYNC_Q),
+    "gorila": GORILA,
 }

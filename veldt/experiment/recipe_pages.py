@@ -19,6 +19,10 @@ OF_THE_MACHINE = {("dqn", "threads"): "cores, at most 8", ("apex-dqn", "inferenc
     (recipe, "actors"): "cores - 1" for recipe in RECIPES if recipe not in ("dqn", "apex-dpg")
 }
 OF_THE_MACHINE |= {(recipe, "workers"): "cores" for recipe in RECIPES}
+OF_THE_MACHINE |= {
+    ("gorila", "bundles"): "cores - 1",
+    ("gorila", "store.capacity"): "1,000,000 in all, at least 100,000 each",
+}
 
 
 def variants(recipe: str) -> dict[str, str]:

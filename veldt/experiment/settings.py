@@ -199,7 +199,7 @@ SCOPES = (
     Scope(("actors",), lambda c: c.topology != "single", "a recipe with several actors, such as apex-dqn"),
     Scope(("actors",), lambda c: c.topology != "gorila", "actors apart from learners; --bundles is the number of both"),
     Scope(
-        ("inference", "transport", "gate."),
+        ("transport", "gate."),
         lambda c: c.topology != "gorila",
         "actors apart from learners, as apex-dqn has",
     ),

@@ -108,6 +108,7 @@ class ParamShard:
             self.optimizer.averages[name] = kept if begun else kept.copy_(x)
         counts[BEGUN] = 1
         self.rate = learning_rate(config, counters, env_steps)
+        self._diverged = False
         self._ages: list[int] = []  # of the gradients since the last `metrics`
         self._busy_s, self._since = 0.0, time.perf_counter()
 
@@ -129,10 +130,16 @@ class ParamShard:
         return True
 
     def _apply(self, gradient: Array, buffers: Array) -> None:
+        """Unless the weights would not be finite then: they stay as they are, and the run ends (`weights`)."""
         self.gradient[:] = gradient
+        before = self.vector[: self.size].copy()
         if isinstance(self.optimizer, optim.Adam):
             self.optimizer.steps = self.version
         self.optimizer.step(self.rate())
+        if not np.isfinite(self.vector[: self.size]).all():
+            self.vector[: self.size] = before
+            self._diverged = True
+            return
         self.vector[self.size :] = buffers
         self.counts[ENV_STEPS] = self.counters.get("env_steps")
         self.counts[VERSION] += 1
@@ -142,13 +149,13 @@ class ParamShard:
     @latest
     def weights(self, have: int = -1) -> Weights | None:
         version = self.version
+        if self._diverged:
+            raise Diverged(
+                f"The learners diverged: update {version + 1} would make weights that are not finite. Lower learner.lr; "
+                "the last checkpoint is from before."
+            )
         if version == have:
             return None
-        if not np.isfinite(self.vector).all():
-            raise Diverged(
-                f"The weights are not finite after {version} updates. Lower learner.lr, or set guard.deviations; the last "
-                "checkpoint is from before."
-            )
         return Weights(version, self.vector, int(self.counts[ENV_STEPS]), time.monotonic())
 
     def metrics(self) -> dict[str, float]:

@@ -34,7 +34,7 @@ from veldt.topologies.workers import add_workers
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
-    from veldt.experiment.recipes.gorila import GorilaConfig
+    from veldt.experiment.recipes.parameter_servers import GorilaConfig
 
 
 def single(program: Program, config: Config, env: EnvSpec) -> None:

@@ -15,7 +15,7 @@ from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 
 if TYPE_CHECKING:
-    from veldt.experiment.recipes.gorila import GorilaConfig
+    from veldt.experiment.recipes.parameter_servers import GorilaConfig
 
 
 def add_shards(program: Program, config: GorilaConfig, env: EnvSpec, counters: Any) -> tuple[list[Any], list[Part]]:

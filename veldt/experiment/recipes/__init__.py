@@ -2,13 +2,13 @@
 
     config = recipes.make("dqn", env="CartPole-v1", seed=3)
 
-    common.py          what recipes share
-    q_learning.py      dqn, apex-dqn, apex-dqn-paper
-    continuous.py      apex-dpg
-    recurrent.py       r2d2, r2d3
-    actor_critic.py    impala, seed-vtrace
-    gorila.py          gorila
-    asynchronous.py    a3c, async-q, async-nstep-q, async-sarsa
+    common.py              what recipes share
+    q_learning.py          dqn, apex-dqn, apex-dqn-paper
+    continuous.py          apex-dpg
+    recurrent.py           r2d2, r2d3
+    actor_critic.py        impala, seed-vtrace
+    parameter_servers.py   gorila
+    asynchronous.py        a3c, async-q, async-nstep-q, async-sarsa
 
 Numbers for Atari are the papers'; those for small tasks were tuned here. A recipe whose topology has settings of its own
 returns a subclass of Config, whose fields are flags.
@@ -25,7 +25,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.recipes.actor_critic import impala, seed_vtrace
 from veldt.experiment.recipes.asynchronous import a3c, async_nstep_q, async_q, async_sarsa
 from veldt.experiment.recipes.continuous import apex_dpg
-from veldt.experiment.recipes.gorila import gorila
+from veldt.experiment.recipes.parameter_servers import gorila
 from veldt.experiment.recipes.q_learning import apex_dqn, apex_dqn_paper, dqn
 from veldt.experiment.recipes.recurrent import r2d2, r2d3
 from veldt.experiment.settings import override
