@@ -73,6 +73,8 @@ DISTRIBUTIONS = "tests/learning/test_distributions.py::"
 OPTIM = "tests/learning/test_optim.py::"
 VTRACE = "tests/algorithms/test_vtrace.py::"
 IMPALA = "tests/topologies/test_impala.py::"
+HOGWILD = "tests/learning/test_hogwild.py::"
+WORKERS = "tests/topologies/test_workers.py::"
 INFERENCE = "tests/acting/test_inference.py::"
 R2D2 = "tests/algorithms/test_r2d2.py::"
 ACTOR = "tests/acting/test_actor.py::"
@@ -1990,6 +1992,38 @@ MUTANTS = [
             R2D2 + "test_delta_q_leaves_out_windows_of_episodes_that_began_elsewhere",
             R2D2 + "test_delta_q_is_its_definition",
         ),
+    ),
+    Mutant(
+        "action-before-the-update",
+        "A3C: the first action of an unroll is chosen before the update, so it is not of the weights that learn from it.",
+        "acting/recorder.py",
+        "if self.early:",
+        "if False:",
+        (WORKERS + "test_one_worker_is_a_synchronous_actor_critic_update_by_update",),
+    ),
+    Mutant(
+        "mean-squares-not-shared",
+        "A3C: each worker has mean squares of its own although they are to be shared.",
+        "learning/hogwild.py",
+        'self._optimizer.averages["square"] = torch.from_numpy(self.square)',
+        "pass",
+        (HOGWILD + "test_rmsprop_is_its_formula",),
+    ),
+    Mutant(
+        "restart-begins-again",
+        "A3C: a restarted worker writes its first weights over those that all have learned.",
+        "learning/hogwild.py",
+        "if not self._begun[0]:",
+        "if True:",
+        (HOGWILD + "test_a_restarted_worker_does_not_begin_again",),
+    ),
+    Mutant(
+        "old-copy",
+        "A3C: a worker goes on with its first copy of the weights.",
+        "learning/hogwild.py",
+        "self._copy[:] = self.shared.vector",
+        "pass",
+        (HOGWILD + "test_a_worker_acts_and_learns_on_a_copy_that_others_do_not_change",),
     ),
 ]
 
