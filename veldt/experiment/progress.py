@@ -30,7 +30,7 @@ class Progress:
             "envs": config.n_actors * config.envs_per_actor,
             "cores": core_count(),
             "queue": config.queue,
-            "samples_per_insert": config.store.samples_per_insert,
+            "samples_per_insert": 0.0 if config.topology == "workers" else config.store.samples_per_insert,
             "store_capacity": prepared.store.capacity,
             "store_min_size": config.store.min_size,
             "store_once": config.store.selector == "fifo",
