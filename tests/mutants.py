@@ -74,6 +74,8 @@ DISTRIBUTIONS = "tests/learning/test_distributions.py::"
 OPTIM = "tests/learning/test_optim.py::"
 VTRACE = "tests/algorithms/test_vtrace.py::"
 IMPALA = "tests/topologies/test_impala.py::"
+HOGWILD = "tests/learning/test_hogwild.py::"
+WORKERS = "tests/topologies/test_workers.py::"
 INFERENCE = "tests/acting/test_inference.py::"
 R2D2 = "tests/algorithms/test_r2d2.py::"
 ACTOR = "tests/acting/test_actor.py::"
@@ -1113,8 +1115,8 @@ MUTANTS = [
         "target-copied-every-step",
         "The target network follows the network at every step.",
         "learning/learner.py",
-        "if self.steps % self.config.target_every == 0:",
-        "if self.config.target_every:",
+        "if self.updater.target is None and self.steps % self.config.target_every == 0:",
+        "if self.updater.target is None:",
         (LEARNER + "test_an_update_is_a_step_down_its_loss",),
     ),
     Mutant(
@@ -1592,16 +1594,16 @@ MUTANTS = [
         "cut-publishes-late",
         "At a checkpoint weights that were held back are published instead of the newest.",
         "learning/learner.py",
-        "self.feed.clear()\n        self.publisher.publish_newest(",
-        "self.feed.clear()\n        self.publisher.publish(",
+        "self.feed.clear()\n        self._publish_newest()",
+        "self.feed.clear()\n        self.publisher.publish(self.steps, self.env_steps)",
         (LEARNER + "test_a_cut_publishes_the_newest_weights_and_holds_back_from_there",),
     ),
     Mutant(
         "resume-publishes-late",
         "After a resume the weights from before it are published, for as long as they are held back.",
         "learning/learner.py",
-        "# older checkpoints lack it\n        self.publisher.publish_newest(",
-        "# older checkpoints lack it\n        self.publisher.publish(",
+        "# older checkpoints lack it\n        self._publish_newest()",
+        "# older checkpoints lack it\n        self.publisher.publish(self.steps, self.env_steps)",
         (LEARNER + "test_a_restored_learner_publishes_what_was_restored",),
     ),
     Mutant(
@@ -1655,7 +1657,7 @@ MUTANTS = [
     Mutant(
         "bootstrap-without-scale",
         "Values that are learned in units of their size are bootstrapped from as if they were not.",
-        "algorithms/vtrace.py",
+        "algorithms/actor_critic.py",
         "out[..., -1] * self.scale",
         "out[..., -1]",
         (VTRACE + "test_values_may_be_learned_in_units_of_their_size",),
@@ -1671,7 +1673,7 @@ MUTANTS = [
     Mutant(
         "values-follow-their-scale",
         "When the size of values changes the head does not, so values that are bootstrapped from grow without end.",
-        "algorithms/vtrace.py",
+        "algorithms/actor_critic.py",
         "self.head.weight[-1] *= before / self.scale",
         "pass",
         (IMPALA + "test_the_scale_follows_the_returns_and_values_do_not_follow_the_scale",),
@@ -2031,6 +2033,38 @@ MUTANTS = [
             R2D2 + "test_delta_q_leaves_out_windows_of_episodes_that_began_elsewhere",
             R2D2 + "test_delta_q_is_its_definition",
         ),
+    ),
+    Mutant(
+        "action-before-the-update",
+        "A3C: the first action of an unroll is chosen before the update, so it is not of the weights that learn from it.",
+        "acting/recorder.py",
+        "if self.early:",
+        "if False:",
+        (WORKERS + "test_one_worker_is_a_synchronous_actor_critic_update_by_update",),
+    ),
+    Mutant(
+        "mean-squares-not-shared",
+        "A3C: each worker has mean squares of its own although they are to be shared.",
+        "learning/hogwild.py",
+        'self._optimizer.averages["square"] = torch.from_numpy(self.square)',
+        "pass",
+        (HOGWILD + "test_rmsprop_is_its_formula",),
+    ),
+    Mutant(
+        "restart-begins-again",
+        "A3C: a restarted worker writes its first weights over those that all have learned.",
+        "learning/hogwild.py",
+        "if not self._begun[0]:",
+        "if True:",
+        (HOGWILD + "test_a_restarted_worker_does_not_begin_again",),
+    ),
+    Mutant(
+        "old-copy",
+        "A3C: a worker goes on with its first copy of the weights.",
+        "learning/hogwild.py",
+        "self._copy[:] = self.shared.vector",
+        "pass",
+        (HOGWILD + "test_a_worker_acts_and_learns_on_a_copy_that_others_do_not_change",),
     ),
 ]
 

@@ -131,6 +131,8 @@ LEARNER: Metrics = (
     ),
     Metric("skipped_updates", "updates", TOTAL, column=TROUBLE),
     Metric("policy_lag", "updates", column=HIDDEN),
+    # Of other workers, between a worker's copy of the shared weights and its own update.
+    Metric("stale_updates", "updates", MEAN, MEAN, link="learner", text="{stale_updates} of others in between"),
     Metric("gpu_held/learner", "bytes", TOTAL, link="learner", text="{gpu_held/learner} of GPU memory"),
     Metric("loss", column=HIDDEN),
     Metric("gradient_norm", column=HIDDEN),  # before it is clipped

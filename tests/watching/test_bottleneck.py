@@ -146,6 +146,17 @@ def test_without_samples_per_insert_it_is_not_advised() -> None:
     assert "samples_per_insert" not in bottleneck(LINE | {"samples_per_insert": 0.0, "wait/learner": 0.5})
 
 
+def test_workers_that_do_all_the_work_are_told_to_be_more() -> None:
+    line = {"workers": 2, "cores": 16, "busy/env": 0.3, "busy/policy": 0.5, "busy/learner": 0.2, "wait/actor": 0.0}
+    assert bottleneck(line) == (
+        "The workers spend 50 % of their time in their network: add --workers (now 2), one for each of the 16 cores."
+    )
+    assert "60 % of their time in updates" in bottleneck(line | {"busy/learner": 0.6})
+    said = bottleneck(line | {"busy/env": 0.7, "workers": 16})
+    assert "70 % of their time in environments, and all 16 cores have one" in said
+    assert bottleneck({"workers": 2, "cores": 2}) == "", "no report yet"
+
+
 def test_one_thread() -> None:
     alone = {name: x for name, x in LINE.items() if not name.startswith(("wait/", "cpu/"))}
     assert "the learner takes 90 %" in bottleneck(alone, one_thread=True)

@@ -31,7 +31,7 @@ class Progress:
             "envs": config.own_actors * config.envs_per_actor,
             "cores": core_count(),
             "queue": config.queue,
-            "samples_per_insert": config.store.samples_per_insert,
+            "samples_per_insert": 0.0 if config.topology == "workers" else config.store.samples_per_insert,
             "store_capacity": prepared.store.capacity,
             "store_min_size": config.store.min_size * max(1, count_stores(prepared.program)),
             "store_once": config.store.selector == "fifo",

@@ -60,9 +60,11 @@ def _add_worker(
     algorithm, seed, schema = config.algorithm, config.seed, config.schema(env)
     store = program.add(f"store/{i}", Handover, schema)
     own = program.add(f"updater/{i}", Hogwild, shared, square, config.learner, counters, config.steps, on=store)
-    how = (config.explore(i), derive(seed, "policy", i), config.refresh)
-    policy = program.add(f"policy/{i}", LocalPolicy, algorithm, env, own, counters, *how, on=store)
     early = not algorithm.reads_last_action
+    # An unroll that ends with an action ends after the next one has begun: its worker copies the weights at every step.
+    refresh = config.refresh if early else 1
+    how = (config.explore(i), derive(seed, "policy", i), refresh)
+    policy = program.add(f"policy/{i}", LocalPolicy, algorithm, env, own, counters, *how, on=store)
     recorder = program.add(f"recorder/{i}", Recorder, policy, store, algorithm, schema, early=early, on=store)
     envs, name = partial(config.envs, alone=True), f"actor/{i}"
     program.add(name, Actor, envs, 1, recorder, counters, seed, name, (0,), INCARNATION, on=store)

@@ -16,6 +16,7 @@ ONE_UNROLL = StoreConfig(capacity="64", selector="fifo", min_size=0, samples_per
 PAPERS = LearnerConfig(
     batch=1, optimizer="rmsprop", lr=7e-4, anneal=True, eps=0.1, decay=0.99, centered=False, clip_norm=0.0, publish_every=1
 )
+SMALL = replace(PAPERS, lr=3e-3, eps=1e-3, clip_norm=40.0)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def a3c(env: str) -> Config:
     if is_atari(env):
         algorithm = A3C(history=4, clip_reward=1.0, entropy_cost=0.01)
         return replace(config, algorithm=algorithm, eval=replace(config.eval, epsilon=1.0))  # evaluations sample
-    return replace(config, algorithm=A3C(), learner=replace(PAPERS, clip_norm=40.0))
+    # Values of returns in the hundreds would outweigh the policy in the layers that both share.
+    return replace(config, algorithm=A3C(unroll=20, value_cost=0.05), learner=replace(SMALL, lr=5e-3))
 
 
 def async_q(env: str) -> Config:
@@ -77,7 +79,8 @@ def _value_based(recipe: str, returns: Any, env: str) -> Config:
         return replace(config, algorithm=algorithm, actor=DrawnConfig(), eval=replace(config.eval, epsilon=0.05))
     return replace(
         config,
-        algorithm=AsyncQ(returns=returns),
+        algorithm=AsyncQ(returns=returns, unroll=20),
+        learner=SMALL,
         actor=DrawnConfig(epsilon_steps=config.steps // 5),
         target_every=1_000,
     )
