@@ -4,6 +4,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -11,8 +12,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from veldt import callables
 from veldt.env_kwargs import read_kwargs
-from veldt.envs.atari import Atari, find_protocol
+from veldt.envs.atari import Atari, SingleAtari, find_protocol
 from veldt.envs.find import find, is_atari
+from veldt.envs.separate import Repeat, Separate
 from veldt.envs.single import Single, check_kind, not_made
 from veldt.envs.vector import Envs
 from veldt.errors import UserError
@@ -34,25 +36,32 @@ def make_env(
     image_size: int = 0,
     grayscale: bool = False,
     combine: bool = False,
+    frame_skip: int = 0,
+    separate: bool = False,
 ) -> Envs:
     """n environments from a Gymnasium id, `module:id`, `module:callable`, or a callable that returns one `gymnasium.Env`.
 
     `protocol` names the settings of Atari (`veldt.envs.atari`). `clip`: observations outside their space are clipped.
     `kwargs` are arguments of the environment, as a dict or as texts `key=value`; `wrappers` are applied to each
-    environment in this order. The others are those of `veldt.records.adapter.Adapter`.
+    environment in this order. `frame_skip`: each action is repeated so often (0: as the environment or protocol has it).
+    `separate`: episodes begin where `Envs.begin` says so, each with a seed of its own; an environment rests between them.
+    The others are those of `veldt.records.adapter.Adapter`.
     """
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     factory = find(env) if isinstance(env, str) else env
     arguments = read_kwargs(kwargs)
     around = [_wrapper(x) for x in wrappers]
+    if frame_skip > 1 and not (isinstance(env, str) and is_atari(env)):
+        around.append(functools.partial(Repeat, n=frame_skip))
+    vector_of = Separate if separate else _sync
     try:
         with warnings.catch_warnings():
             # v0 of MinAtar has all six actions and v1 the minimal set; neither is out of date.
             warnings.filterwarnings("ignore", ".*MinAtar/.* is out of date", DeprecationWarning)
             if factory is None:
-                vector = _registered(str(env), n, render, protocol, arguments, around)
+                vector = _registered(str(env), n, render, protocol, arguments, around, frame_skip, vector_of)
             else:
-                vector = _sync(functools.partial(_one, functools.partial(factory, **arguments), around, name), n)
+                vector = vector_of(functools.partial(_one, functools.partial(factory, **arguments), around, name), n)
     except UserError:
         raise
     except Exception as error:
@@ -63,20 +72,32 @@ def make_env(
 
 
 def _registered(
-    env: str, n: int, render: bool, protocol: str, arguments: dict[str, Any], around: list[Any]
+    env: str,
+    n: int,
+    render: bool,
+    protocol: str,
+    arguments: dict[str, Any],
+    around: list[Any],
+    frame_skip: int,
+    vector_of: Callable[..., VectorEnv[Any, Any, Any]],
 ) -> VectorEnv[Any, Any, Any]:
     env_id = env.rpartition(":")[2]
     if is_atari(env):
         if arguments or around:
             raise UserError(f"{env} runs in ale-py's C++ vector: it takes neither env_kwargs nor wrappers; see --protocol.")
-        return Atari(env_id, n, find_protocol(protocol), render)
+        found = find_protocol(protocol)
+        found = replace(found, frame_skip=frame_skip or found.frame_skip)
+        if vector_of is Separate:
+            return Separate(functools.partial(SingleAtari, env_id, found), n)
+        return Atari(env_id, n, found, render)
     spec = gym.spec(env_id)
     # Vectors of other packages reset as they like.
     native = spec.entry_point is None or str(spec.vector_entry_point).startswith(("gymnasium.", "veldt."))
-    if spec.vector_entry_point is not None and native and not render and not around:
+    vectors = vector_of is _sync and spec.vector_entry_point is not None
+    if vectors and native and not render and not around:
         return gym.make_vec(env_id, n, vectorization_mode="vector_entry_point", **arguments)
     options: dict[str, Any] = ({"render_mode": "rgb_array"} if render else {}) | arguments
-    return _sync(functools.partial(_one, functools.partial(_by_id, env_id, options), around, env), n)
+    return vector_of(functools.partial(_one, functools.partial(_by_id, env_id, options), around, env), n)
 
 
 def _by_id(env: str, options: dict[str, Any]) -> gym.Env[Any, Any]:

@@ -127,6 +127,25 @@ class UnrollConfig:
 
 
 @dataclass(frozen=True)
+class EpisodesConfig:
+    """Whole episodes of perturbed weights (Salimans et al. 2017)."""
+
+    noise: Annotated[float, at_least(0)] = 0.0
+    """Noise on actions: its standard deviation, where half of an action's range is 1; of choices, the fraction that is
+    sampled from the softmax of the outputs instead of being the largest."""
+
+    refresh: ClassVar[int] = 1
+    block: ClassVar[int] = 0
+    hold: ClassVar[int] = 1
+
+    def explore(self, first: int, n: int, own: int) -> Explore | Array:
+        return np.full(n, self.noise)
+
+    def __str__(self) -> str:
+        return "each with perturbed weights" + (f", noise {self.noise:g} on actions" if self.noise else "")
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     capacity: str = "50_000"
     """Steps (100_000) or bytes (2GB)."""
@@ -256,6 +275,9 @@ class Config:
     """Resize images of at least 36 x 36 to this height and width; 0: they stay as they are."""
     grayscale: bool = False
     """Make such images grey."""
+    frame_skip: Annotated[int, between(0, 1024)] = 0
+    """Repeat each action for this many frames of the environment, which are one env step; 0: as the environment or its
+    protocol has it."""
     protocol: str = ""
     """Atari: evaluation protocol: dqn, apex, r2d2, machado or dopamine. Any of them can be followed by :minimal (the game's
     own actions) or :full (all 18 actions), as in apex:minimal."""
@@ -323,6 +345,7 @@ class Config:
             "wrappers": self.wrappers,
             "image_size": self.image_size,
             "grayscale": self.grayscale,
+            "frame_skip": self.frame_skip,
             "combine": self.algorithm.one_choice,
         }
 

@@ -89,11 +89,13 @@ def prepare(config: Config, new: bool = True) -> Prepared:
     if config.init_from and new:
         weights, initial = initial_weights(config.init_from, net)
         for node in program.nodes.values():
-            if issubclass(node.node_class, Learner):
+            if getattr(node.node_class, "TAKES_WEIGHTS", False):
                 node.kwargs["initial"] = weights
-    if config.learner.bfloat16:
-        use_bfloat16(net)
-    activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
+    activations = 0
+    if any(issubclass(node.node_class, Learner) for node in program.nodes.values()):
+        if config.learner.bfloat16:
+            use_bfloat16(net)
+        activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
     store, ram = plan_ram(config, env, program, parameters, activations)
     gpu = plan_gpu(config, env, program, parameters, activations, store)
     return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, initial, activations)
@@ -119,9 +121,11 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     on two cores: 1 % less than CartPole took, 1 % less than MinAtar, 2 % less than Atari.
     """
     schema = config.schema(env)
-    store = store_size(config, schema) if "store" in program.nodes else Size(0, 0, 0)
-    samples = _samples(config, schema)
-    rest = samples + 4 * NETWORK_COPIES * parameters + LIBRARIES + demos_size(config, schema).nbytes
+    store, rest = Size(0, 0, 0), 4 * NETWORK_COPIES * parameters + LIBRARIES
+    if "store" in program.nodes:
+        store = store_size(config, schema)
+        rest += _samples(config, schema) + demos_size(config, schema).nbytes
+    rest += sum(array.nbytes for array in program.arrays.values()) + sum(node.ram for node in program.nodes.values())
     rest += CUDA * _cuda_processes(config, program) + (0 if is_gpu(config.learner_device) else activations)
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
@@ -240,7 +244,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         *prepared.initial,
         f"acting: {actors}{amount(config.envs_per_actor, 'environments')}{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
-        f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",
+        f"memory: about {format_bytes(prepared.ram)} of RAM in all{' when the store is full' if store.slots else ''}{gpu}",
         f"disk: {_disk(prepared, path)}",
         f"run: {path}  ({config.steps:,} env steps, seed {config.seed})",
     ]
@@ -249,18 +253,23 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
 def plan_disk(prepared: Prepared) -> int:
     """About how many bytes the checkpoints take, with one that is being written: each block of the store once, also those
     that only older checkpoints have."""
-    config, schema = prepared.config, prepared.config.schema(prepared.env)
+    config = prepared.config
+    state = (config.checkpoint.keep + 1) * 4 * STATE_COPIES * prepared.parameters
+    if not prepared.store.slots:
+        return state
+    schema = config.schema(prepared.env)
     step = schema.nbytes / schema.fresh
     older = config.checkpoint.keep * (config.checkpoint.every or config.steps) * step
     blocks = min(prepared.store.nbytes + older, config.steps * step) if config.checkpoint.store else 0.0
-    return int(blocks) + (config.checkpoint.keep + 1) * 4 * STATE_COPIES * prepared.parameters
+    return int(blocks) + state
 
 
 def _disk(prepared: Prepared, path: Path) -> str:
     needed, above = plan_disk(prepared), path.resolve()
     free = shutil.disk_usage(next(place for place in (above, *above.parents) if place.is_dir())).free
     text = f"about {format_bytes(needed)} for checkpoints; {format_bytes(free)} free"
-    return text if needed < free else f"{text}, too little: --no-checkpoint.store leaves the store out"
+    advice = ": --no-checkpoint.store leaves the store out" if prepared.store.slots else ""
+    return text if needed < free else f"{text}, too little{advice}"
 
 
 def _inference(config: Config) -> str:

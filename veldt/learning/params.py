@@ -100,8 +100,9 @@ class Publisher:
         self.publish(version, env_steps)
 
 
-def flatten(net: nn.Module) -> Tensor:
-    """Moves the parameters and the float buffers of a network into one vector, and makes them views of it.
+def flatten(net: nn.Module, into: Tensor | None = None) -> Tensor:
+    """Moves the parameters and the float buffers of a network into one vector, a new one or `into`, and makes them views of
+    it.
 
     Then copying, publishing, clipping and optimizing are one operation on one tensor. Parameters come first, in the order
     of `named_parameters`, so that each submodule's are a contiguous slice.
@@ -111,6 +112,8 @@ def flatten(net: nn.Module) -> Tensor:
     assert tensors, "a network without parameters"
     assert all(t.dtype == torch.float32 for t in tensors), {t.dtype for t in tensors}
     vector = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    if into is not None:
+        vector = into.copy_(vector)
     for tensor, part in zip(tensors, torch.split(vector, [t.numel() for t in tensors]), strict=True):
         tensor.data = part.view(tensor.shape)
     return vector

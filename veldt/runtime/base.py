@@ -1,7 +1,7 @@
 """What all runtimes have in common: the protocols of a runtime and of a running program, and the host of its nodes."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -43,8 +43,9 @@ class Runtime(Protocol):
 ARRAYS = "/arrays"  # the key of the program's arrays in a state
 
 
-def array_state(arrays: dict[str, Array]) -> dict[str, dict[str, Any]]:
-    return {ARRAYS: {name: x.copy() for name, x in arrays.items()}} if arrays else {}
+def array_state(arrays: dict[str, Array], unsaved: Collection[str]) -> dict[str, dict[str, Any]]:
+    saved = {name: x.copy() for name, x in arrays.items() if name not in unsaved}
+    return {ARRAYS: saved} if saved else {}
 
 
 def load_arrays(arrays: dict[str, Array], state: dict[str, dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ class Inline:
 
         host = Host(program.nodes.values(), objects, given)
         try:
-            yield InlineNodes(host, arrays, rows, cells)
+            yield InlineNodes(host, arrays, program.unsaved, rows, cells)
         finally:
             host.close()
 
@@ -40,10 +40,15 @@ class InlineNodes:
     live = False
 
     def __init__(
-        self, host: Host, arrays: dict[str, Array], rows: list[PrivateRows], cells: dict[str, PrivateCell]
+        self,
+        host: Host,
+        arrays: dict[str, Array],
+        unsaved: Collection[str],
+        rows: list[PrivateRows],
+        cells: dict[str, PrivateCell],
     ) -> None:
-        self.host, self.objects, self._arrays, self._rows = host, host.objects, arrays, rows
-        self._cells = cells
+        self.host, self.objects, self._rows, self._cells = host, host.objects, rows, cells
+        self._arrays, self._unsaved = arrays, unsaved
         self._since = time.perf_counter()
         self._idle = 0  # rounds without work
         self._counters = [x for x in self.objects.values() if isinstance(x, Counters)]
@@ -88,7 +93,7 @@ class InlineNodes:
         self.host.resume(number)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        return self.host.state() | array_state(self._arrays)
+        return self.host.state() | array_state(self._arrays, self._unsaved)
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         load_arrays(self._arrays, state)

@@ -1,6 +1,7 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
     __init__.py   single, apex and seed, and the links that they add to a program: they differ in how many, and where
+    evolution.py  evolution strategies: a master and workers
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
 
 A topology is a function that fills a program. What a program has (a store, a learner, an evaluator) is read from the
@@ -24,6 +25,7 @@ from veldt.learning.params import LatestParams
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
+from veldt.topologies.evolution import evolution
 from veldt.topologies.stores import add_store
 
 if TYPE_CHECKING:
@@ -84,7 +86,12 @@ def seed(program: Program, config: Config, env: EnvSpec) -> None:
 
 
 Topology = Callable[[Program, "Config", EnvSpec], None]
-TOPOLOGIES: dict[str, Topology] = {"single": single, "apex": apex, "impala": apex}  # by Config.topology
+TOPOLOGIES: dict[str, Topology] = {
+    "single": single,
+    "apex": apex,
+    "impala": apex,
+    "evolution": evolution,
+}  # by Config.topology
 
 
 def make_program(config: Config, env: EnvSpec) -> Program:

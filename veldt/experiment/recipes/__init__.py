@@ -7,6 +7,7 @@
     continuous.py      apex-dpg
     recurrent.py       r2d2, r2d3
     actor_critic.py    impala, seed-vtrace
+    evolution.py       es
 
 Numbers for Atari are the papers'; those for small tasks were tuned here. A recipe whose topology has settings of its own
 returns a subclass of Config, whose fields are flags.
@@ -22,12 +23,13 @@ from veldt.errors import UserError, did_you_mean
 from veldt.experiment.config import Config
 from veldt.experiment.recipes.actor_critic import impala, seed_vtrace
 from veldt.experiment.recipes.continuous import apex_dpg
+from veldt.experiment.recipes.evolution import es
 from veldt.experiment.recipes.q_learning import apex_dqn, apex_dqn_paper, dqn
 from veldt.experiment.recipes.recurrent import r2d2, r2d3
 from veldt.experiment.settings import override
 
 GROUP = "veldt.recipes"  # of entry points
-FUNCTIONS: tuple[Any, ...] = (dqn, apex_dqn, apex_dqn_paper, apex_dpg, impala, seed_vtrace, r2d2, r2d3)
+FUNCTIONS: tuple[Any, ...] = (dqn, apex_dqn, apex_dqn_paper, apex_dpg, impala, seed_vtrace, r2d2, r2d3, es)
 RECIPES: dict[str, Callable[[str], Config]] = {recipe.__name__.replace("_", "-"): recipe for recipe in FUNCTIONS}
 
 

@@ -123,7 +123,7 @@ class LocalNodes:
         """Has no state of a process that is being restarted, unless its state is kept: then it waits for that process."""
         answers = self.ask_all("state", self._kept)
         self.paused = max((answers[name].result for name in self._kept), default=0.0)
-        return self._read(answers) | self._counts() | array_state(self.supervisor.arrays)
+        return self._read(answers) | self._counts() | self._arrays()
 
     def snapshot(self) -> "Snapshot":
         state = self.state()
@@ -149,7 +149,7 @@ class LocalNodes:
             supervisor.tick(0.005)
             if all(children[name].ready for name in late):
                 answers |= self.ask_once("state", late, late, seconds=max(0.0, deadline - time.monotonic()))
-        state = supervisor.recover | self._read(answers) | self._counts() | array_state(supervisor.arrays)
+        state = supervisor.recover | self._read(answers) | self._counts() | self._arrays()
         for name in late:
             if lost := [node for node in children[name].nodes if supervisor.plan.nodes[node].keep and node not in state]:
                 raise ProcessFailed(f"{name} does not answer, and no state of {', '.join(lost)} was kept")
@@ -171,6 +171,9 @@ class LocalNodes:
         """Keeps what a killed learner restarts from. Actors start fresh, and the blocks of stores are in shared memory."""
         nodes = [node for name in self._kept for node in self.supervisor.children[name].nodes if node in state]
         self.supervisor.recover |= {n: state[n] for n in nodes if f"arena {n}" not in self.supervisor.descriptors}
+
+    def _arrays(self) -> dict[str, dict[str, Any]]:
+        return array_state(self.supervisor.arrays, self.supervisor.plan.unsaved)
 
     def _counts(self) -> dict[str, dict[str, Any]]:
         """All counts: those that belong to a process's state as they were when that was taken."""

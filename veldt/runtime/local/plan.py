@@ -100,6 +100,7 @@ class Plan:
     channels: list[Channel]
     ports: dict[str, dict[str, Port]]  # of the nodes that are called from other processes
     arrays: Spec
+    unsaved: set[str]  # arrays that no checkpoint has
     queue: int  # messages that may wait in a stream; a checkpoint does not contain them
     light: list[str]  # processes without torch
     functions: dict[str, bytes]  # pickled functions that cannot be imported
@@ -221,6 +222,7 @@ def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = Non
         channels,
         ports={channel.node: nodes[channel.node].ports for channel in channels},
         arrays=program.arrays,
+        unsaved=program.unsaved,
         queue=queue,
         light=[name for name, group in processes.items() if all(nodes[node].light for node in group)],
         functions=portable(callables.local()),

@@ -1,0 +1,68 @@
+"""es."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium as gym
+
+from veldt.algorithms.es import ES
+from veldt.envs import is_atari
+from veldt.experiment.config import CheckpointConfig, Config, EpisodesConfig
+from veldt.experiment.recipes.common import atari, distributed, is_minatar, usual_steps
+from veldt.learning.evolution import EvolutionConfig
+
+
+@dataclass(frozen=True)
+class EvolutionaryConfig(Config):
+    actor: Any = field(default_factory=EpisodesConfig)
+    """How actors evaluate perturbed weights."""
+    learner: Any = field(default_factory=EvolutionConfig)
+    """Generations, and what becomes of their returns."""
+
+
+def es(env: str) -> Config:
+    """Evolution Strategies (Salimans et al. 2017): no gradients, only returns. Atari, MuJoCo: the paper's numbers, but fewer
+    episodes."""
+    usual = distributed("es", "evolution", env)
+    config: Config = EvolutionaryConfig(
+        **{name: getattr(usual, name) for name in ("recipe", "topology", "env", "actors", "runtime", "eval")},
+        algorithm=ES(normalize_obs=True),
+        envs_per_actor=16,
+        threads=1,
+    )
+    if is_atari(env):
+        return replace(
+            atari(config, protocol="dqn", epsilon=0.0),
+            steps=250_000_000,
+            algorithm=ES(history=4, batch_norm=True),
+            envs_per_actor=4,
+            learner=EvolutionConfig(pairs=256, sigma=0.02, lr=0.01, table=64_000_000, noiseless=0.003),
+        )
+    if "mujoco" in str(getattr(gym.registry.get(env), "entry_point", "")):
+        return replace(
+            config,
+            steps=10_000_000,
+            algorithm=ES(hidden=(256, 256), normalize_obs=True),
+            envs_per_actor=8,
+            actor=EpisodesConfig(noise=0.01),
+            learner=EvolutionConfig(pairs=64, sigma=0.02, lr=0.01, table=25_000_000, noiseless=0.003, observe=0.1),
+            eval=replace(config.eval, every=200_000),
+            checkpoint=CheckpointConfig(every=500_000),
+        )
+    if is_minatar(env):
+        return replace(
+            config,
+            steps=20_000_000,
+            algorithm=ES(batch_norm=True),
+            envs_per_actor=4,
+            learner=EvolutionConfig(pairs=64, sigma=0.05, lr=0.02),
+            eval=replace(config.eval, every=200_000),
+            checkpoint=CheckpointConfig(every=500_000),
+        )
+    return replace(
+        config,
+        steps=5 * usual_steps(env),
+        learner=EvolutionConfig(),
+        eval=replace(config.eval, every=30_000),
+        checkpoint=CheckpointConfig(every=100_000),
+    )
