@@ -101,7 +101,7 @@ class Population:
             y += bias
             np.tanh(y, y)
         weight, bias = layers[-1]
-        return (weight @ y + bias)[:, :, 0]
+        return np.asarray(weight @ y + bias)[:, :, 0]
 
     def _vector(self, rows: Tensors) -> Tensor:
         algorithm = self.algorithm

@@ -1,4 +1,4 @@
-"""Worker: evaluates perturbed weights. It gets no tasks: it takes pairs i, i + W, ... of a generation until the next begins."""
+"""Worker: evaluates perturbed weights. It gets no tasks: it takes pairs i, i + W, ... until the next generation begins."""
 
 import itertools
 import time
@@ -68,6 +68,7 @@ class Worker:
         self.timings = {"env": 0.0}  # seconds
         self.have = -1  # version of the generation
         self.number, self.cap = -1, 0
+        self._steps = np.zeros(lanes, np.int64)
         self._record = self.envs.reset(derive(seed, "rest"))
         for lane in range(lanes):
             self.envs.rest(lane)
@@ -101,7 +102,7 @@ class Worker:
         self._episode = [Episode(0, 0)] * lanes
         self._done: dict[int, dict[int, Outcome]] = {}  # of pairs with one episode that ended, by its sign
         self._active, self._started, self._observing = np.zeros((3, lanes), np.bool_)  # started: it has its first record
-        self._returns, self._steps = np.zeros(lanes), np.zeros(lanes, np.int64)
+        self._returns, self._steps = np.zeros(lanes), np.zeros_like(self._steps)
         self._limit = np.zeros(lanes, np.int64)
         size = 0 if self.population.net.norm is None else len(self.population.net.norm.mean)
         self._sums = np.zeros((lanes, 1 + 2 * size))

@@ -69,6 +69,7 @@ class Separate(VectorEnv[Any, Any, Any]):
         if self._box:
             return np.array(self._newest, self.single_observation_space.dtype)
         out = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        assert out is not None
         return concatenate(self.single_observation_space, self._newest, out)
 
     def close(self, **kwargs: Any) -> None:

@@ -259,7 +259,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
-    # `algorithm` is an Algorithm; it and `actor` are typed Any, so that the flags are those of their own classes.
+    # `algorithm` is an Algorithm; it, `actor` and `learner` are typed Any: the flags are those of their own classes.
 
     recipe: tyro.conf.Suppress[str] = "dqn"
     """The recipe that this config began as."""
@@ -323,7 +323,8 @@ class Config:
     actor: Any = field(default_factory=ActorConfig)
     """How the recipe's actors explore and record."""
     store: StoreConfig = field(default_factory=StoreConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    learner: Any = field(default_factory=LearnerConfig)
+    """How the recipe's learner makes updates."""
     central: CentralConfig = field(default_factory=CentralConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

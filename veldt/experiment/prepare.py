@@ -137,7 +137,7 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
 def _samples(config: Config, schema: Schema) -> int:
     """Bytes of two samples of windows."""
     window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
-    return 2 * config.learner.batch * config.learner.prefetch * window
+    return int(2 * config.learner.batch * config.learner.prefetch * window)
 
 
 def plan_gpu(config: Config, env: EnvSpec, program: Program, parameters: int, activations: int, store: Size) -> int:

@@ -1,6 +1,6 @@
 """Master: collects the returns of a generation of perturbed weights, updates the weights, begins the next generation.
 
-It sends no tasks and gets no gradients: which pairs there are, and their noise, follow from the seed (`learning/evolution.py`).
+It sends no tasks and gets no gradients: pairs and their noise follow from the seed (`learning/evolution.py`).
 """
 
 import logging
@@ -211,7 +211,7 @@ class Master:
         return self.config.lr * (max(0.0, 1 - self.env_steps / self.last_step) if self.config.anneal else 1.0)
 
     def _count(self) -> None:
-        """Sets the counts of the run. The run ends when its env steps are done, so the last of them is only counted when the
+        """Sets the counts of the run, which ends when its env steps are done: so the last of them is counted when the
         generation is complete."""
         steps = self.env_steps + self._steps
         if not self.done:

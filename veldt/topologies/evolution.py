@@ -41,8 +41,8 @@ def evolution(program: Program, config: Config, env: EnvSpec) -> None:
     size = sum(parameter.numel() for parameter in net.parameters())
     if size + ALIGN > config.learner.table:
         raise UserError(
-            f"The network has {size:,} parameters, more than the table of noise has numbers ({config.learner.table:,}); raise "
-            f"learner.table to {10 * size:,} or more."
+            f"The network has {size:,} parameters, more than the table of noise has numbers ({config.learner.table:,}); "
+            f"raise learner.table to {10 * size:,} or more."
         )
     how = (config.algorithm, env)
     reference = partial(reference_batch, *how, config.envs, config.learner.reference, config.seed) if net.refers else None

@@ -1,7 +1,6 @@
 """es."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import gymnasium as gym
 
@@ -12,24 +11,9 @@ from veldt.experiment.recipes.common import atari, distributed, is_minatar, usua
 from veldt.learning.evolution import EvolutionConfig
 
 
-@dataclass(frozen=True)
-class EvolutionaryConfig(Config):
-    actor: Any = field(default_factory=EpisodesConfig)
-    """How actors evaluate perturbed weights."""
-    learner: Any = field(default_factory=EvolutionConfig)
-    """Generations, and what becomes of their returns."""
-
-
 def es(env: str) -> Config:
-    """Evolution Strategies (Salimans et al. 2017): no gradients, only returns. Atari, MuJoCo: the paper's numbers, but fewer
-    episodes."""
-    usual = distributed("es", "evolution", env)
-    config: Config = EvolutionaryConfig(
-        **{name: getattr(usual, name) for name in ("recipe", "topology", "env", "actors", "runtime", "eval")},
-        algorithm=ES(normalize_obs=True),
-        envs_per_actor=16,
-        threads=1,
-    )
+    """Evolution Strategies (Salimans et al. 2017): no gradients, only returns. MuJoCo, Atari: fewer episodes than the paper."""
+    config = replace(distributed("es", "evolution", env), actor=EpisodesConfig(), envs_per_actor=16)
     if is_atari(env):
         return replace(
             atari(config, protocol="dqn", epsilon=0.0),
@@ -62,6 +46,7 @@ def es(env: str) -> Config:
     return replace(
         config,
         steps=5 * usual_steps(env),
+        algorithm=ES(normalize_obs=True),
         learner=EvolutionConfig(),
         eval=replace(config.eval, every=30_000),
         checkpoint=CheckpointConfig(every=100_000),
