@@ -59,7 +59,9 @@ def test_each_lane_acts_as_a_network_of_its_own(env: str, changes: dict[str, Any
         population.perturb(lane, noise[lane], 0.3, reference)
     outs: list[Array] = []
     decide = algorithm.decide
-    object.__setattr__(algorithm, "decide", lambda net, out, *rest: outs.append(out["out"].copy()) or decide(net, out, *rest))
+    object.__setattr__(
+        algorithm, "decide", lambda net, out, *rest: outs.append(out["out"].copy()) or decide(net, out, *rest)
+    )
     envs = config.envs(1)
     record = envs.reset(7)
     for _ in range(6):  # every lane sees the same

@@ -231,7 +231,9 @@ def test_a_restarted_master_asks_for_its_generation_again() -> None:
     one.step()
     give(one, [0], -RETURNS)
     state = one.state()
-    config = recipes.make("es", "CartPole-v1", **{"learner.pairs": 4, "learner.noiseless": 0.0, "learner.weight_decay": 0.0})
+    config = recipes.make(
+        "es", "CartPole-v1", **{"learner.pairs": 4, "learner.noiseless": 0.0, "learner.weight_decay": 0.0}
+    )
     args = (config.algorithm, config.env_spec(), LatestParams(), one.counters, config.learner, 10_000, SEED)
     other = Master(*args, np.zeros(TABLE, np.float32), None, 1)
     other.load_state(state)

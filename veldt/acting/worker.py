@@ -31,6 +31,9 @@ class Episode(NamedTuple):
     sign: int
 
 
+NOTHING = Generation(-1, -1, 0, np.zeros(0, np.float32))  # to do
+
+
 class Outcome(NamedTuple):
     total: float
     steps: int
@@ -73,7 +76,7 @@ class Worker:
         for lane in range(lanes):
             self.envs.rest(lane)
         self._bad = 0
-        self._begin(Generation(-1, -1, 0, self.population.vectors[0].numpy()))
+        self._begin(NOTHING)
 
     def step(self) -> bool:
         found = self.master.generation(self.have)
@@ -97,7 +100,8 @@ class Worker:
         if self.number >= 0 and (broken := int(self._steps.sum())):
             self.master.broken_off(broken)
         self.have, self.number, self.cap = found.version, found.number, found.cap
-        self.population.share(found.vector)
+        if self.number >= 0:
+            self.population.share(found.vector)
         self._todo = self._episodes() if self.number >= 0 else iter(())
         self._episode = [Episode(0, 0)] * lanes
         self._done: dict[int, dict[int, Outcome]] = {}  # of pairs with one episode that ended, by its sign
@@ -191,6 +195,12 @@ class Worker:
                 self.master.observations(self.number, pair, plus.sums + minus.sums)
             self.master.result(self.number, pair, plus.total, minus.total, plus.steps, minus.steps)
             del self._done[pair]
+
+    def cut(self) -> bool:
+        """For a checkpoint. In mode first the generation is begun again, with nothing under way."""
+        if self.config.mode == "first":
+            self._begin(NOTHING)
+        return True
 
     def close(self) -> None:
         self.envs.close()

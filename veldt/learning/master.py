@@ -115,11 +115,6 @@ class Master:
         self._count()
         return complete
 
-    @property
-    def done(self) -> bool:
-        """The run has all its steps."""
-        return self.env_steps >= self.last_step
-
     def _wanted(self, pair: int) -> bool:
         exact = self.config.mode == "exact"
         return -self._noiseless <= pair < self.config.pairs if exact else self._missing > 0
@@ -132,10 +127,12 @@ class Master:
         """In mode exact what is evaluated in vain does not count: the run must not depend on it."""
         if self.config.mode == "first":
             self.env_steps += steps
+            self._count()
 
     def _begin(self, publish: bool = True) -> None:
         """Drops what has come of this generation, and gives it out."""
         self.version += 1
+        self.done = self.env_steps >= self.last_step  # the run has all its steps
         self._results: dict[int, tuple[float, float, int, int]] = {}
         self._observed: dict[int, Array] = {}
         self._missing, self._steps, self._unperturbed = self.config.pairs, 0, 0
@@ -236,6 +233,7 @@ class Master:
         if self.config.mode == "first":
             self.env_steps += self._steps
             self._begin()
+            self._count()
         return True
 
     def state(self) -> dict[str, Any]:
