@@ -6,7 +6,7 @@ policy pi_theta                             `EvolvedPolicy`: hidden layers with 
 virtual batch normalisation                 `batch_norm`: statistics of a fixed reference batch, for each perturbed network
 normalised observations, clipped to +-5     `normalize_obs`
 actions in 10 bins (Hopper, Swimmer)        `bins`
-noise on actions, 0.01                      `explore` of `act`, in units of half an action's range
+noise on actions, 0.01                      `explore` of `act`, in units of half a range
 
 Actions are the most likely ones, or the outputs themselves: the noise is in the weights. `explore` adds noise to actions: of
 a Box, its standard deviation; of choices, the fraction that is sampled from the softmax of the outputs.
@@ -58,7 +58,7 @@ class Choices:
 
 
 class Continuous:
-    """Outputs -> actions of a Box, in units of half its range. With `bins` each is the best of that many steps from -1 to 1."""
+    """Outputs -> actions of a Box, in units of half its range; with `bins` each is one of that many steps from -1 to 1."""
 
     taken = UNIT
 

@@ -12,7 +12,7 @@ from veldt.learning.evolution import EvolutionConfig
 
 
 def es(env: str) -> Config:
-    """Evolution Strategies (Salimans et al. 2017): no gradients, only returns. MuJoCo, Atari: fewer episodes than the paper."""
+    """Evolution Strategies (Salimans et al. 2017): no gradients, only returns. Generations are smaller than the paper's."""
     config = replace(distributed("es", "evolution", env), actor=EpisodesConfig(), envs_per_actor=16)
     if is_atari(env):
         return replace(
