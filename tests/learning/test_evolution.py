@@ -80,12 +80,13 @@ def test_noise_follows_from_the_seed() -> None:
 
 
 def test_seeds_of_episodes() -> None:
-    apart = EvolutionConfig(common_seeds=False)
+    apart = EvolutionConfig(seeds="own")
     seeds = [episode_seed(apart, 1, g, j, sign) for g in range(20) for j in range(20) for sign in (1, -1)]
     seeds += [episode_seed(apart, 1, g, -1 - j, 0) for g in range(20) for j in range(20)]
     assert len(set(seeds)) == len(seeds)
-    common = EvolutionConfig(common_seeds=True)
-    assert episode_seed(common, 1, 2, 3, 1) == episode_seed(common, 1, 2, 3, -1) != episode_seed(common, 1, 2, 4, 1)
+    pair, whole = EvolutionConfig(seeds="pair"), EvolutionConfig(seeds="generation")
+    assert episode_seed(pair, 1, 2, 3, 1) == episode_seed(pair, 1, 2, 3, -1) != episode_seed(pair, 1, 2, 4, 1)
+    assert episode_seed(whole, 1, 2, 3, 1) == episode_seed(whole, 1, 2, 4, -1) != episode_seed(whole, 1, 3, 3, 1)
 
 
 def test_fractions() -> None:

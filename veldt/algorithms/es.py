@@ -8,8 +8,8 @@ normalised observations, clipped to +-5     `normalize_obs`
 actions in 10 bins (Hopper, Swimmer)        `bins`
 noise on actions, 0.01                      `explore` of `act`, in units of half a range
 
-Actions are the most likely ones, or the outputs themselves: the noise is in the weights. `explore` adds noise to actions: of
-a Box, its standard deviation; of choices, the fraction that is sampled from the softmax of the outputs.
+Actions are the most likely ones, or the outputs themselves: the noise is in the weights. `explore` adds noise to actions:
+of a Box, its standard deviation; of choices, the fraction that is sampled from the softmax of the outputs.
 """
 
 from dataclasses import dataclass

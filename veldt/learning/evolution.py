@@ -63,8 +63,9 @@ class EvolutionConfig:
     """The cap grows after a generation in which at least this fraction of the episodes was cut off."""
     cap_growth: Annotated[float, at_least(1)] = 1.5
     """Factor by which the cap grows."""
-    common_seeds: bool = True
-    """Both episodes of a pair begin with the same seed of the environment, which makes their difference less noisy."""
+    seeds: Literal["own", "pair", "generation"] = "pair"
+    """Which episodes begin with the same seed of the environment, so that their returns differ by the weights alone: each has
+    its own; both of a pair have the same; all of a generation have."""
     reference: Annotated[int, above(1)] = 128
     """Observations in the reference batch of algorithm.batch_norm."""
     table: Annotated[int, above(0)] = 4_000_000
@@ -114,8 +115,10 @@ def noise_index(seed: int, generation: int, pair: int, table: int, size: int) ->
 
 def episode_seed(config: EvolutionConfig, seed: int, generation: int, pair: int, sign: int) -> int:
     """Of the environment. `pair` is below 0 for episodes without noise."""
-    common = config.common_seeds and pair >= 0
-    return derive(seed, "episode", generation, abs(pair), 2 if common else 1 + sign, int(pair < 0))
+    if pair < 0:
+        return derive(seed, "noiseless", generation, -pair)
+    own = {"own": (pair, 1 + sign), "pair": (pair,), "generation": ()}[config.seeds]
+    return derive(seed, "episode", generation, *own)
 
 
 def observes(config: EvolutionConfig, seed: int, generation: int, pair: int) -> bool:
