@@ -64,8 +64,8 @@ class EvolutionConfig:
     cap_growth: Annotated[float, at_least(1)] = 1.5
     """Factor by which the cap grows."""
     seeds: Literal["own", "pair", "generation"] = "pair"
-    """Which episodes begin with the same seed of the environment, so that their returns differ by the weights alone: each has
-    its own; both of a pair have the same; all of a generation have."""
+    """Which episodes begin with the same seed of the environment, so that their returns differ by the weights alone: none
+    (own), both of a pair, or all of a generation."""
     reference: Annotated[int, above(1)] = 128
     """Observations in the reference batch of algorithm.batch_norm."""
     table: Annotated[int, above(0)] = 4_000_000

@@ -45,9 +45,10 @@ def es(env: str) -> Config:
         )
     return replace(
         config,
-        steps=5 * usual_steps(env),
-        algorithm=ES(normalize_obs=True),
-        learner=EvolutionConfig(),
+        steps=3 * usual_steps(env),
+        algorithm=ES(hidden=(16,), normalize_obs=True),
+        # Returns of a generation differ by the weights alone, and steps are large: many small generations.
+        learner=EvolutionConfig(pairs=16, sigma=0.2, lr=0.2, weight_decay=0.0, seeds="generation"),
         eval=replace(config.eval, every=30_000),
         checkpoint=CheckpointConfig(every=100_000),
     )
