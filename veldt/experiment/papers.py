@@ -176,7 +176,7 @@ ES = Paper(
         envs_per_actor=1,
         algorithm=dict(batch_norm=True, lstm=0, bins=0),
         learner=dict(optimizer="adam", anneal=False, table=250_000_000, sigma=0.02, lr=0.01, weight_decay=0.005)
-        | dict(pairs=5_000, noiseless=0.003, sgd_momentum=0.9),
+        | dict(pairs=5_000, noiseless=0.003),
     ),
     why={
         **MANY_ACTORS,
@@ -187,7 +187,7 @@ ES = Paper(
         "learner.table": "the authors' code",
         **{
             f"learner.{x}": "the authors' code, for Humanoid"
-            for x in ("optimizer", "sigma", "lr", "weight_decay", "pairs", "noiseless", "sgd_momentum", "anneal")
+            for x in ("optimizer", "sigma", "lr", "weight_decay", "pairs", "noiseless", "anneal")
         },
     },
 )
