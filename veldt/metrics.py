@@ -168,6 +168,32 @@ EVALUATOR: Metrics = (
     Metric("eval_env_steps", "steps", column=HIDDEN),
     Metric("eval_published_at", "s", column=HIDDEN),  # in seconds of time.monotonic; a line has `eval_time_s` instead
 )
+# Evolution strategies: a master and its workers.
+MASTER: Metrics = (
+    busy("master"),
+    wait("master", waits_for="results"),
+    Metric("learner_steps", "generations", LARGEST, rate="learner_steps_per_s", link="master", column=RATE),
+    Metric("learning_rate", column=HIDDEN),
+    Metric("generation_done", "fraction", column=HIDDEN),
+    Metric("update_ratio", link="master", text="updates of {update_ratio:.2g} of the weights"),
+    Metric("evaluated", "episodes", TOTAL, rate="episodes_per_s", link="workers", column=RATE),
+    Metric("stream_blocks", "messages", TOTAL, rate="blocks_per_s", link="results", column=RATE),
+    Metric("stream_bytes", "bytes", TOTAL, rate="bytes_per_s", link="results"),
+    Metric("queue_fill", "fraction", MEAN, MEAN, column=HIDDEN),
+    Metric("refusing", "fraction", MEAN, MEAN, column=HIDDEN),
+    Metric("published", "", TOTAL, rate="published_per_s", column=HIDDEN),
+    Metric("mean_weights_return", column=FACT, text="{mean_weights_return:.1f}"),
+    Metric("best_pair_return", column=FACT, text="{best_pair_return:.1f}"),
+    Metric("episode_cap", "steps", column=HIDDEN),
+    Metric("late_results", "results", TOTAL, column=HIDDEN),
+    Metric("repeated_results", "results", TOTAL, column=HIDDEN),
+    Metric("equal_generations", "generations", TOTAL, column=TROUBLE),  # in which all returns were the same
+)
+WORKER: Metrics = (
+    busy("workers"),
+    wait("workers", waits_for="the next generation"),
+    busy("environments", name="env"),
+)
 GATE: Metrics = (
     wait(column=HIDDEN),
     *(Metric(f"gate_{name}", "bytes", TOTAL, column=HIDDEN) for name in ("bytes_in", "bytes_out")),

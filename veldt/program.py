@@ -66,6 +66,7 @@ class Node:
     keep: bool = False  # a restart goes on from its state, and a checkpoint waits for it
     examples: Mapping[str, Examples] = field(default_factory=dict)  # by port
     constants: Mapping[str, Any] = field(default_factory=dict)  # attributes of the object that its proxies have too
+    ram: int = 0  # bytes that it takes beside what every process and every network takes
 
     @property
     def role(self) -> str:
@@ -108,14 +109,16 @@ class Program:
     nodes: dict[str, Node] = field(default_factory=dict)
     prefix: str = ""
     arrays: Spec = field(default_factory=dict)
-    parts: dict[str, Parts] = field(default_factory=dict)  # of the arrays that are saved in parts
+    parts: dict[str, Parts] = field(default_factory=dict)  # in which arrays are saved; of no entry: as a whole
 
     def scope(self, prefix: str) -> "Program":
         """The same program, under a name: what is added to it is called prefix/name."""
         return Program(self.nodes, f"{self.prefix}{prefix}/", self.arrays, self.parts)
 
-    def array(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, parts: Parts | None = None) -> Any:
-        """An array of zeros that every node that is given it maps. It is saved with checkpoints.
+    def array(
+        self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, parts: Parts | None = None, saved: bool = True
+    ) -> Any:
+        """An array of zeros that every node that is given it maps. Checkpoints have it if it is `saved`.
 
         One of one axis may be saved in parts: their names and shapes, in their order in the array. Parts called
         weights/... are the weights of a checkpoint.
@@ -126,6 +129,8 @@ class Program:
         if parts is not None:
             assert shape == (sum(map(math.prod, parts.values())),), (shape, parts)
             self.parts[name] = dict(parts)
+        if not saved:
+            self.parts[name] = {}
         return ArrayRef(name)
 
     def add(
@@ -140,6 +145,7 @@ class Program:
         keep: bool = False,
         examples: Mapping[str, Examples] | None = None,
         constants: Mapping[str, Any] | None = None,
+        ram: int = 0,
         **kwargs: Any,
     ) -> Any:
         """Adds a node and returns its Ref (typed Any, because it stands for the object that `build` will return)."""
@@ -149,7 +155,7 @@ class Program:
         assert place is None or place in self.nodes, f"{name}: there is no node {place} to share a process with"
         for ref in walk((args, kwargs), Ref):
             assert ref.name in self.nodes, f"{name}: {ref.name} is not in this program (yet)"
-        options = (place, threads, light, elsewhere, keep, examples or {}, constants or {})
+        options = (place, threads, light, elsewhere, keep, examples or {}, constants or {}, ram)
         self.nodes[name] = Node(name, build, args, kwargs, self.prefix, *options)
         return Ref(name)
 

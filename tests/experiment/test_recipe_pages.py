@@ -10,7 +10,7 @@ from veldt.experiment import recipe_pages
 from veldt.experiment.papers import PAPERS
 from veldt.experiment.prepare import introduction, prepare
 from veldt.experiment.recipes import RECIPES, make
-from veldt.experiment.settings import flat
+from veldt.experiment.settings import flat, without_effect
 
 DOCS = Path(__file__).parents[2] / "docs" / "recipes"
 
@@ -59,12 +59,12 @@ def test_a_page_has_every_setting_that_has_an_effect(recipe: str) -> None:
     text = recipe_pages.page(recipe)
     for env in recipe_pages.variants(recipe).values():
         config = make(recipe, env)
-        storeless = config.topology == "workers"
+        idle = without_effect(config) if config.topology in ("workers", "evolution") else ("algorithm.hidden",)
         for name, value in flat(config).items():
-            if storeless and name == "store.capacity":
+            if config.topology == "workers" and name == "store.capacity":
                 assert f"| {name} |" not in text
             elif name.startswith(("algorithm.", "learner.lr", "store.capacity")) and value not in ("", (), None):
-                assert f"| {name} |" in text or name == "algorithm.hidden", name
+                assert f"| {name} |" in text or name in idle, name
     for name in PAPERS[recipe].settings:
         assert f"| {name} |" in text, "a setting that the paper has, and we have too"
 

@@ -12,8 +12,10 @@ import gymnasium as gym
 import pytest
 
 import veldt
+from veldt.acting.worker import Worker
 from veldt.envs.small import Chain
 from veldt.experiment import progress, recipes
+from veldt.learning.master import Master
 from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared
 from veldt.program import Program
 from veldt.storing.slots import Size
@@ -407,3 +409,18 @@ def test_a_link_outside_the_chain_says_what_it_waits_for() -> None:
 
 def test_one_thread_names_a_node_outside_the_chain() -> None:
     assert "the scout takes 95 %" in bottleneck({"busy/scout": 0.95, "busy/env": 0.02}, True, others())
+
+
+def test_evolution_strategies_wait_for_the_last_episodes_or_for_the_update() -> None:
+    program = Program()
+    program.add("master", Master)
+    program.add("worker/0", Worker)
+    found = declared(program.nodes.values())
+    line = {"busy/master": 0.02, "busy/worker": 0.95, "busy/env": 0.6, "wait/worker": 0.04, "cores": 2, "actors": 1}
+    assert bottleneck(line, declarations=found) == (
+        "The workers are the bottleneck, most of the time with the environments: add --actors (now 1)."
+    )
+    assert "2 cores: a smaller network or more cores" in bottleneck(line | {"cpu/all": 2.0, "busy/env": 0.2}, False, found)
+    assert "the last episodes of a generation" in bottleneck(line | {"wait/worker": 0.3}, False, found)
+    assert "The master's update" in bottleneck(line | {"wait/worker": 0.3, "busy/master": 0.3}, False, found)
+    assert "environments take 60 %" in bottleneck(line, True, found)

@@ -95,6 +95,23 @@ class Atari(VectorEnv[Any, Any, Any]):
         """The emulators are closed when they are garbage collected."""
 
 
+class SingleAtari(gym.Env[Any, Any]):
+    """One game, in the same emulator: an episode begins only where it is reset."""
+
+    def __init__(self, env: str, protocol: Protocol) -> None:
+        self.vector = Atari(env, 1, protocol)
+        self.observation_space = self.vector.single_observation_space
+        self.action_space = self.vector.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.vector.reset(seed=seed)[0][0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        frames, reward, terminated, truncated, info = self.vector.step(np.array([action]))
+        ends = {RETURN_ENDS: info[RETURN_ENDS][0]} if RETURN_ENDS in info else {}
+        return frames[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), ends
+
+
 def _games(game: str, n: int, protocol: Protocol, size: tuple[int, int], grey: bool) -> VectorEnv[Any, Any, Any]:
     from ale_py.vector_env import AtariVectorEnv
 

@@ -93,6 +93,17 @@ class Envs:
         self._last = step["last"]
         return step
 
+    def begin(self, lane: int, seed: int) -> None:
+        """The next step of this environment begins an episode with this seed, whatever runs there. For environments that
+        were made `separate`, which rest otherwise: the record of one that rests is its last one, again."""
+        self.env.begin(lane, seed % 2**31)  # type: ignore[attr-defined]
+        self._last = self._last.copy()
+        self._last[lane] = True
+
+    def rest(self, lane: int) -> None:
+        """The episode that runs there ends here."""
+        self.env.rest(lane)  # type: ignore[attr-defined]
+
     def close(self) -> None:
         self.env.close()
 

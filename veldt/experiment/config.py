@@ -155,6 +155,25 @@ class DrawnConfig:
 
 
 @dataclass(frozen=True)
+class EpisodesConfig:
+    """Whole episodes of perturbed weights (Salimans et al. 2017)."""
+
+    noise: Annotated[float, at_least(0)] = 0.0
+    """Noise on actions: its standard deviation, where half of an action's range is 1; of choices, the fraction that is
+    sampled from the softmax of the outputs instead of being the largest."""
+
+    refresh: ClassVar[int] = 1
+    block: ClassVar[int] = 0
+    hold: ClassVar[int] = 1
+
+    def explore(self, first: int, n: int, own: int) -> Explore | Array:
+        return np.full(n, self.noise)
+
+    def __str__(self) -> str:
+        return "each with perturbed weights" + (f", noise {self.noise:g} on actions" if self.noise else "")
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     capacity: str = "50_000"
     """Steps (100_000) or bytes (2GB)."""
@@ -268,7 +287,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
-    # `algorithm` is an Algorithm; it and `actor` are typed Any, so that the flags are those of their own classes.
+    # `algorithm` is an Algorithm; it, `actor` and `learner` are typed Any: the flags are those of their own classes.
 
     recipe: tyro.conf.Suppress[str] = "dqn"
     """The recipe that this config began as."""
@@ -286,6 +305,9 @@ class Config:
     """Make such images grey."""
     action_masks: bool = True
     """Read which actions are legal from `action_mask` in the environment's info or Dict observation, where it has that."""
+    frame_skip: Annotated[int, between(0, 1024)] = 0
+    """Repeat each action for this many frames of the environment, which are one env step; 0: as the environment or its
+    protocol has it."""
     protocol: str = ""
     """Atari: evaluation protocol: dqn, apex, r2d2, machado or dopamine. Any of them can be followed by :minimal (the game's
     own actions) or :full (all 18 actions), as in apex:minimal."""
@@ -332,7 +354,8 @@ class Config:
     actor: Any = field(default_factory=ActorConfig)
     """How the recipe's actors explore and record."""
     store: StoreConfig = field(default_factory=StoreConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    learner: Any = field(default_factory=LearnerConfig)
+    """How the recipe's learner makes updates."""
     central: CentralConfig = field(default_factory=CentralConfig)
     gate: GateConfig = field(default_factory=GateConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -354,6 +377,7 @@ class Config:
             "wrappers": self.wrappers,
             "image_size": self.image_size,
             "grayscale": self.grayscale,
+            "frame_skip": self.frame_skip,
             "combine": self.algorithm.one_choice,
             "action_masks": self.action_masks,
         }

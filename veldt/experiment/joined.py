@@ -37,7 +37,7 @@ WAIT_S = 0.05
 MAX_ENVS = 4096  # that a run may ask of one actor
 MAX_SIZE = 8192  # of a layer, a window or a block
 # What an actor with local inference builds depends on these settings; it is sent no others.
-SEEN = ("env_kwargs", "wrappers", "image_size", "grayscale", "action_masks")  # how the environment is made and seen
+SEEN = ("env_kwargs", "wrappers", "image_size", "grayscale", "frame_skip", "action_masks")  # how environments are seen
 SENT = ("recipe", "env", *SEEN, "protocol", "clip_observations", "seed", "actors", "envs_per_actor", "algorithm", "actor")
 
 
@@ -134,7 +134,8 @@ def parse(
         raise _invalid("groups")
     seed = _integer(sent, "seed", -(1 << 62), 1 << 62)
     options: dict[str, Any] = {name: _flag(sent, name) for name in ("clip", "grayscale", "combine", "action_masks")}
-    options |= {"image_size": _integer(sent, "image_size", 0, MAX_SIZE), "kwargs": arguments, "wrappers": around}
+    options |= {name: _integer(sent, name, 0, MAX_SIZE) for name in ("image_size", "frame_skip")}
+    options |= {"kwargs": arguments, "wrappers": around}
     return Assignment(index, name, allowed, None, {"protocol": protocol, **options}, n, numbers, seed)
 
 

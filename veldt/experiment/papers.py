@@ -241,6 +241,32 @@ GORILA = Paper(
     },
 )
 
+FEWER = "for one machine: the paper's generations have 10,000 episodes, on up to 1,440 cores"
+ES = Paper(
+    "Salimans et al., Evolution strategies as a scalable alternative to reinforcement learning, 2017",
+    "Atari: the text",
+    dotted(
+        steps=250_000_000,
+        actors=720,
+        envs_per_actor=1,
+        algorithm=dict(batch_norm=True, lstm=0, bins=0),
+        learner=dict(optimizer="adam", anneal=False, table=250_000_000, sigma=0.02, lr=0.01, weight_decay=0.005)
+        | dict(pairs=5_000, noiseless=0.003),
+    ),
+    why={
+        **MANY_ACTORS,
+        "learner.pairs": FEWER,
+        "learner.table": "it takes 256 MB instead of 1 GB",
+    },
+    elsewhere={
+        "learner.table": "the authors' code",
+        **{
+            f"learner.{x}": "the authors' code, for Humanoid"
+            for x in ("optimizer", "sigma", "lr", "weight_decay", "pairs", "noiseless", "anneal")
+        },
+    },
+)
+
 PAPERS = {
     "dqn": DQN,
     "apex-dqn": ONE_MACHINE,
@@ -253,4 +279,5 @@ PAPERS = {
     "a3c": A3C,
     **dict.fromkeys(("async-q", "async-nstep-q", "async-sarsa"), ASYNC_Q),
     "gorila": GORILA,
+    "es": ES,
 }

@@ -24,7 +24,6 @@ from veldt.experiment.papers import PAPERS
 from veldt.gpus import is_gpu
 from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
-from veldt.learning.shards import ParamShard
 from veldt.machine import available_memory, find_device, format_bytes, runs_processes, used_memory
 from veldt.nets.torsos import use_bfloat16
 from veldt.program import BLOCK_MEMORY, Node, Program, Ref, root, walk
@@ -92,11 +91,13 @@ def prepare(config: Config, new: bool = True) -> Prepared:
     if config.init_from and new:
         weights, initial = initial_weights(config.init_from, net)
         for node in program.nodes.values():
-            if issubclass(node.node_class, Learner | ParamShard):
+            if getattr(node.node_class, "TAKES_WEIGHTS", False):
                 node.kwargs["initial"] = weights
-    if config.learner.bfloat16:
-        use_bfloat16(net)
-    activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
+    activations = 0
+    if any(issubclass(node.node_class, Learner) for node in program.nodes.values()):
+        if config.learner.bfloat16:
+            use_bfloat16(net)
+        activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
     store, ram = plan_ram(config, env, program, parameters, activations)
     gpu = plan_gpu(config, env, program, parameters, activations, store)
     return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, initial, activations)
@@ -133,10 +134,11 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     schema, stores = config.schema(env), count_stores(program)
     one = store_size(config, schema) if stores else Size(0, 0, 0)
     store = Size(*(stores * x for x in one))
-    learners, shards = max(1, count_role(program, "learner")), count_role(program, "shard")
+    learners, shards = count_role(program, "learner"), count_role(program, "shard")
     of_each = _samples(config, schema) + (0 if is_gpu(config.learner_device) else activations)
-    rest = learners * of_each + 4 * NETWORK_COPIES * parameters * (learners + bool(shards))
+    rest = learners * of_each + 4 * NETWORK_COPIES * parameters * max(1, learners + bool(shards))
     rest += LIBRARIES + stores * demos_size(config, schema).nbytes + CUDA * _cuda_processes(config, program)
+    rest += sum(array.nbytes for array in program.arrays.values()) + sum(node.ram for node in program.nodes.values())
     if config.runtime == "local":
         rest += _plan_processes(program, schema, config.queue)
         part = 4 * parameters // max(1, shards) + 1024  # the streams of gradients have as many slots as fit, at least two
@@ -157,7 +159,7 @@ def count_role(program: Program, role: str) -> int:
 def _samples(config: Config, schema: Schema) -> int:
     """Bytes of two samples of windows."""
     window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
-    return 2 * config.learner.batch * config.learner.prefetch * window
+    return int(2 * config.learner.batch * config.learner.prefetch * window)
 
 
 def plan_gpu(config: Config, env: EnvSpec, program: Program, parameters: int, activations: int, store: Size) -> int:
@@ -278,7 +280,7 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
         f"acting: {actors if config.own_actors > 1 else ''}{amount(config.envs_per_actor, 'environments')}"
         f"{_inference(config)}, {config.actor}; "
         f"learning: {learner.optimizer}, rate {learner.lr:g}{' to 0' if learner.anneal else ''}",
-        f"memory: about {format_bytes(prepared.ram)} of RAM in all when the store is full{gpu}",
+        f"memory: about {format_bytes(prepared.ram)} of RAM in all{' when the store is full' if store.slots else ''}{gpu}",
         f"disk: {_disk(prepared, path)}",
         f"run: {path}  ({config.steps:,} env steps, seed {config.seed})",
     ]
@@ -287,18 +289,23 @@ def introduction(prepared: Prepared, path: Path) -> list[str]:
 def plan_disk(prepared: Prepared) -> int:
     """About how many bytes the checkpoints take, with one that is being written: each block of the store once, also those
     that only older checkpoints have."""
-    config, schema = prepared.config, prepared.config.schema(prepared.env)
+    config = prepared.config
+    state = (config.checkpoint.keep + 1) * 4 * STATE_COPIES * prepared.parameters
+    if not prepared.store.slots:
+        return state
+    schema = config.schema(prepared.env)
     step = schema.nbytes / schema.fresh
     older = config.checkpoint.keep * (config.checkpoint.every or config.steps) * step
     blocks = min(prepared.store.nbytes + older, config.steps * step) if config.checkpoint.store else 0.0
-    return int(blocks) + (config.checkpoint.keep + 1) * 4 * STATE_COPIES * prepared.parameters
+    return int(blocks) + state
 
 
 def _disk(prepared: Prepared, path: Path) -> str:
     needed, above = plan_disk(prepared), path.resolve()
     free = shutil.disk_usage(next(place for place in (above, *above.parents) if place.is_dir())).free
     text = f"about {format_bytes(needed)} for checkpoints; {format_bytes(free)} free"
-    return text if needed < free else f"{text}, too little: --no-checkpoint.store leaves the store out"
+    advice = ": --no-checkpoint.store leaves the store out" if prepared.store.slots else ""
+    return text if needed < free else f"{text}, too little{advice}"
 
 
 def _inference(config: Config) -> str:

@@ -148,7 +148,7 @@ class Progress:
             out["lag_s"] = line["lag_updates"] / out["learner_steps_per_s"]
         if "wait/inference" in line:
             out["busy/policy"] = max(0.0, 1.0 - line["wait/inference"])
-        elif "busy/env" in line:
+        elif "busy/env" in line and "busy/actor" in line:
             out["busy/policy"] = max(0.0, line["busy/actor"] - line["busy/env"])
         return out | self.constants
 

@@ -24,7 +24,7 @@ from veldt.experiment.directory import MAY_CHANGE, asks, check_same, exclusive, 
 from veldt.experiment.ending import Summary, evaluate_weights
 from veldt.experiment.env_names import command
 from veldt.experiment.listening import Callbacks, CheckpointSaved, Ending, EvaluationDone, LogLine
-from veldt.experiment.prepare import Prepared, count_role, introduction, make_runtime, prepare
+from veldt.experiment.prepare import Prepared, introduction, make_runtime, prepare
 from veldt.experiment.progress import Progress
 from veldt.experiment.saving import NODE, Best, Saving
 from veldt.experiment.settings import as_plain, flat
@@ -241,7 +241,8 @@ class Session:
         self.progress.begin(nodes)
 
     def _introduce(self, prepared: Prepared, checkpoint: Checkpoint | None) -> None:
-        config, blocks = self.config, self.config.envs_per_actor * self.config.schema(prepared.env).fresh
+        config = self.config
+        blocks = config.envs_per_actor * config.schema(prepared.env).fresh if prepared.store.slots else 0
         for line in introduction(prepared, self.path):
             self.screen.say(line, wrap=True)
         if config.runtime == "inline" and 0 < config.checkpoint.every < blocks:
@@ -274,7 +275,7 @@ class Session:
         elif resumed_from and self.saving.number == resumed_from:
             more = self._command("resume", steps=2 * self.config.steps)
             say(f"This run was finished before. Evaluate with: {self._command('eval')}; continue with: {more}")
-        elif not self.updates and count_role(prepared.program, "learner"):
+        elif not self.updates and any(node.keep or node.role == "learner" for node in prepared.program.nodes.values()):
             why = self.stopped_by or why_no_update(self.config, self.progress.latest)
             sentence = f"The run ended without an update: {why}."
             log.info(sentence)

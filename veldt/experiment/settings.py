@@ -107,6 +107,10 @@ def _problems(config: Config) -> Iterator[str]:
         many = f"{config.own_actors} {'workers' if _workers(config) else 'actors'} are too many for {core_count()} cores"
         more = "" if _workers(config) else "; give each of them more environments with --envs-per-actor"
         yield f"{many}: at most {most}{more}."
+    if config.topology == "evolution" and config.inference == "central":
+        yield f"{config.recipe} gives each environment weights of its own: it has no --inference central."
+    if config.topology == "evolution" and gate.listen:
+        yield f"{config.recipe} has no actors that join from other machines yet: they would need the table of noise."
     if (gate.certificate or gate.key or gate.token_file) and not gate.listen:
         yield "gate.token_file, gate.certificate and gate.key need --gate.listen HOST:PORT."
     if bool(gate.certificate) != bool(gate.key):
@@ -131,6 +135,8 @@ def _problems(config: Config) -> Iterator[str]:
         yield f"store.device {store.device} needs the learner on that GPU: --device {store.device}."
     if config.recipe == "r2d3" and not config.demos:
         yield "r2d3 needs demonstrations: give their directory with --demos; veldt record makes one."
+    if config.demos and config.topology == "evolution":
+        yield f"{config.recipe} learns from returns of whole episodes: it cannot learn from demonstrations."
     if config.demos and store.selector == "fifo":
         yield f"{config.recipe} uses each step once, from a queue: it cannot learn from demonstrations."
     if config.topology == "gorila" and (config.inference == "central" or config.transport == "grpc" or gate.listen):
@@ -184,6 +190,10 @@ def _convolutional(config: Config) -> bool:
     """Whether the environment's name says that it has images, and the network's class follows from that."""
     named = flat(config).get("algorithm.convnet", "auto")
     return (is_atari(config.env) or config.env.startswith("MinAtar/")) and named != "mlp"
+
+
+def _replays(config: Config) -> bool:
+    return config.topology != "evolution"
 
 
 SCOPES = (
@@ -261,6 +271,20 @@ SCOPES = (
         "--learner.optimizer rmsprop or adagrad",
     ),
     Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam, rmsprop or adagrad"),
+    Scope(
+        ("store.", "demos", "demo_ratio", "device", "central.", "gate.listen", "checkpoint.store", "algorithm.gamma"),
+        _replays,
+        "a recipe with a store",
+    ),
+    Scope(("algorithm.clip_reward",), _replays, "a recipe with a store"),
+    Scope(("learner.sgd_momentum",), lambda c: c.learner.optimizer == "sgd", "--learner.optimizer sgd"),
+    Scope(
+        ("learner.cap_fraction", "learner.cap_growth"),
+        lambda c: getattr(c.learner, "cap", 0) > 0,
+        "a cap on the length of episodes (--learner.cap)",
+    ),
+    Scope(("learner.reference",), lambda c: getattr(c.algorithm, "batch_norm", False), "--algorithm.batch-norm"),
+    Scope(("learner.observe",), lambda c: c.algorithm.normalize_obs, "--algorithm.normalize-obs"),
     Scope(("algorithm.clip_last_reward",), lambda c: getattr(c.algorithm, "lstm", 0) > 0, "an LSTM (--algorithm.lstm)"),
     Scope(("algorithm.hidden",), lambda c: not _convolutional(c), "observations that are vectors (images have a CNN)"),
 )

@@ -78,6 +78,7 @@ class Learner:
     """A worker: each `step()` is one update, or False if the store has no batch now."""
 
     METRICS: ClassVar = LEARNER
+    TAKES_WEIGHTS: ClassVar = True  # as `initial`
 
     def __init__(
         self,

@@ -153,6 +153,23 @@ class SGD(Optimizer):
         self.weights.sub_(self.gradient * (lr * fine))
 
 
+class Momentum(Optimizer):
+    """velocity = momentum * velocity + (1 - momentum) * gradient; weights -= lr * velocity (Salimans et al. 2017)."""
+
+    def __init__(self, weights: Tensor, gradient: Tensor, momentum: float) -> None:
+        super().__init__(weights, gradient, velocity=0.0)
+        self.momentum = momentum
+
+    def step_on_cpu(self, lr: float) -> None:
+        velocity = self.averages["velocity"].mul_(self.momentum).add_(self.gradient, alpha=1 - self.momentum)
+        self.weights.add_(velocity, alpha=-lr)
+
+    def masked_step(self, lr: Tensor, fine: Tensor) -> None:
+        velocity = self.averages["velocity"]
+        velocity.lerp_(self.gradient, fine * (1 - self.momentum))
+        self.weights.sub_(velocity * (lr * fine))
+
+
 @njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4)", error_model="numpy")
 def _adam(w: Array, g: Array, m: Array, s: Array, c1: Any, b2: Any, c2: Any, size: Any, eps: Any) -> None:
     for i in range(len(g)):

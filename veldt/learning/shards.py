@@ -81,6 +81,7 @@ class ParamShard:
     """A service: applies gradient slices in the order in which they arrive."""
 
     METRICS: ClassVar = SHARD
+    TAKES_WEIGHTS: ClassVar = True  # as `initial`
     STREAM_NAMES: ClassVar = {"messages": "gradient_slices", "bytes": "gradient_bytes"}
 
     def __init__(

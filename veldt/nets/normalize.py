@@ -1,5 +1,7 @@
 """Normalisation of vectors, so that one setting fits environments whose observations have other units."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -91,3 +93,22 @@ class Moderate(RunningNorm):
         """Sets what follows from the statistics; `params.restore` calls it."""
         self.origin.copy_(self.center + (self.mean - self.mean.clamp(-LARGE, LARGE)) / self.factor)
         self.scale.copy_(self.factor * (LARGE / self.variance.sqrt().clamp_min(LARGE)))
+
+
+class ObservationNorm(nn.Module):
+    """Each element minus a mean, over a standard deviation of at least 0.1, clipped to 5: [B, size] -> [B, size].
+
+    Whoever counts the observations sets mean and variance; they are buffers, published and saved with the weights.
+    """
+
+    mean: Tensor  # [size]
+    variance: Tensor  # [size]
+    LEAST: ClassVar[float] = 0.1
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.variance.sqrt().clamp_min(self.LEAST)).clamp(-LIMIT, LIMIT)

@@ -51,6 +51,8 @@ def array_state(arrays: dict[str, Array], parts: Mapping[str, Parts]) -> dict[st
     whole = {name: x.copy() for name, x in arrays.items() if name not in parts}
     out: dict[str, dict[str, Any]] = {ARRAYS: whole} if whole else {}
     for name, own in parts.items():
+        if not own:  # it is not saved
+            continue
         ends = np.cumsum([math.prod(shape) for shape in own.values()])
         split = np.split(arrays[name].copy(), ends[:-1])
         out[f"{ARRAYS}/{name}"] = {part: x.reshape(shape) for (part, shape), x in zip(own.items(), split, strict=True)}

@@ -1,6 +1,7 @@
 """Topologies: where the chain env -> policy -> recorder -> store -> learner -> params is cut into processes.
 
     __init__.py   the topologies, and the links that they add to a program: they differ in how many, and where
+    evolution.py  evolution strategies: a master and workers
     shards.py     the parameter servers of gorila
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
     workers.py    workers that each act and learn, with shared weights (A3C)
@@ -28,6 +29,7 @@ from veldt.learning.shards import ROW, ShardedParams, sharded
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
+from veldt.topologies.evolution import evolution
 from veldt.topologies.shards import add_shards
 from veldt.topologies.stores import add_store
 from veldt.topologies.workers import add_workers
@@ -133,6 +135,7 @@ TOPOLOGIES: dict[str, Topology] = {  # by Config.topology
     "impala": apex,
     "gorila": gorila,
     "workers": workers,
+    "evolution": evolution,
 }
 
 

@@ -96,6 +96,8 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
         return _bundles(line, busy, waits)
     if line.get("workers"):
         return _workers(line, busy)
+    if "workers" in busy and "master" in busy:
+        return _evolution(line, busy, waits)
     if "recorder" not in waits or "learner" not in waits:
         return ""
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
@@ -149,6 +151,28 @@ def _bundles(line: Line, busy: dict[str, float], waits: dict[str, float]) -> str
     return f"The bundles are the bottleneck: they spend {shares}: add --bundles."
 
 
+def _evolution(line: Line, busy: dict[str, float], waits: dict[str, float]) -> str:
+    """Workers that evaluate, and a master that waits for all of a generation."""
+    idle, update = waits.get("workers", 0.0), busy["master"]
+    if idle >= MUCH and update >= 0.5 * idle:
+        return (
+            f"The master's update is the bottleneck: the workers wait {percent(idle)} of their time for the next "
+            "generation: more learner.pairs in each, or a smaller network."
+        )
+    if idle >= MUCH:
+        return (
+            f"The workers wait {percent(idle)} of their time for the last episodes of a generation: more learner.pairs, a "
+            "cap on their length (--learner.cap), or --learner.mode first."
+        )
+    part, faster = "environments", "faster environments"
+    if busy.get("environments", 0.0) < 0.5 * busy["workers"]:
+        part, faster = "network", "a smaller network"
+    if _all_cores(line):
+        cores = f"all {line['cores']} cores"
+        return f"The workers are busy, most of the time with the {part}, and so are {cores}: {faster} or more cores."
+    return f"The workers are the bottleneck, most of the time with the {part}: add --actors (now {line.get('actors', 1)})."
+
+
 def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
     return (
         f"The queue to the store is the bottleneck: {who_waits} {percent(fraction)} of {whose} time for room in it "
@@ -158,7 +182,9 @@ def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
 
 
 def _one_thread(line: Line, busy: dict[str, float]) -> str:
-    names = {"learner": "the learner", "policy": "the actors' network"}
+    if "workers" in busy:  # of evolution strategies: their time has that of their environments in it
+        busy = busy | {"workers": max(0.0, busy["workers"] - busy.get("environments", 0.0))}
+    names = {"learner": "the learner", "policy": "the actors' network", "workers": "the network"}
     shares = {names.get(link, link if link in CHAIN else f"the {link}"): x for link, x in busy.items()}
     shares["evaluations"] = line.get("busy/evaluator", 0.0)
     most = max(shares, key=lambda name: shares[name])

@@ -9,6 +9,7 @@
     actor_critic.py        impala, seed-vtrace
     parameter_servers.py   gorila
     asynchronous.py        a3c, async-q, async-nstep-q, async-sarsa
+    evolution.py           es
 
 Numbers for Atari are the papers'; those for small tasks were tuned here. A recipe whose topology has settings of its own
 returns a subclass of Config, whose fields are flags.
@@ -25,6 +26,7 @@ from veldt.experiment.config import Config
 from veldt.experiment.recipes.actor_critic import impala, seed_vtrace
 from veldt.experiment.recipes.asynchronous import a3c, async_nstep_q, async_q, async_sarsa
 from veldt.experiment.recipes.continuous import apex_dpg
+from veldt.experiment.recipes.evolution import es
 from veldt.experiment.recipes.parameter_servers import gorila
 from veldt.experiment.recipes.q_learning import apex_dqn, apex_dqn_paper, dqn
 from veldt.experiment.recipes.recurrent import r2d2, r2d3
@@ -33,7 +35,7 @@ from veldt.experiment.settings import override
 GROUP = "veldt.recipes"  # of entry points
 FUNCTIONS: tuple[Any, ...] = (
     *(dqn, apex_dqn, apex_dqn_paper, apex_dpg, impala, seed_vtrace, r2d2, r2d3),
-    *(gorila, a3c, async_q, async_nstep_q, async_sarsa),
+    *(gorila, a3c, async_q, async_nstep_q, async_sarsa, es),
 )
 RECIPES: dict[str, Callable[[str], Config]] = {recipe.__name__.replace("_", "-"): recipe for recipe in FUNCTIONS}
 

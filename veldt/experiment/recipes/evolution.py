@@ -1,0 +1,54 @@
+"""es."""
+
+from dataclasses import replace
+
+import gymnasium as gym
+
+from veldt.algorithms.es import ES
+from veldt.envs import is_atari
+from veldt.experiment.config import CheckpointConfig, Config, EpisodesConfig
+from veldt.experiment.recipes.common import atari, distributed, is_minatar, usual_steps
+from veldt.learning.evolution import EvolutionConfig
+
+
+def es(env: str) -> Config:
+    """Evolution Strategies (Salimans et al. 2017): no gradients, only returns. Generations are smaller than the paper's."""
+    config = replace(distributed("es", "evolution", env), actor=EpisodesConfig(), envs_per_actor=16)
+    if is_atari(env):
+        return replace(
+            atari(config, protocol="dqn", epsilon=0.0),
+            steps=250_000_000,
+            algorithm=ES(history=4, batch_norm=True),
+            envs_per_actor=4,
+            learner=EvolutionConfig(pairs=256, sigma=0.02, lr=0.01, table=64_000_000, noiseless=0.003),
+        )
+    if "mujoco" in str(getattr(gym.registry.get(env), "entry_point", "")):
+        return replace(
+            config,
+            steps=10_000_000,
+            algorithm=ES(hidden=(256, 256), normalize_obs=True),
+            envs_per_actor=8,
+            actor=EpisodesConfig(noise=0.01),
+            learner=EvolutionConfig(pairs=64, sigma=0.02, lr=0.01, table=25_000_000, noiseless=0.003, observe=0.1),
+            eval=replace(config.eval, every=200_000),
+            checkpoint=CheckpointConfig(every=500_000),
+        )
+    if is_minatar(env):
+        return replace(
+            config,
+            steps=20_000_000,
+            algorithm=ES(batch_norm=True),
+            envs_per_actor=4,
+            learner=EvolutionConfig(pairs=64, sigma=0.05, lr=0.02),
+            eval=replace(config.eval, every=200_000),
+            checkpoint=CheckpointConfig(every=500_000),
+        )
+    return replace(
+        config,
+        steps=3 * usual_steps(env),
+        algorithm=ES(hidden=(16,), normalize_obs=True),
+        # Returns of a generation differ by the weights alone, and steps are large: many small generations.
+        learner=EvolutionConfig(pairs=16, sigma=0.2, lr=0.2, weight_decay=0.0, seeds="generation"),
+        eval=replace(config.eval, every=30_000),
+        checkpoint=CheckpointConfig(every=100_000),
+    )
