@@ -155,7 +155,7 @@ def test_a_run_in_one_thread_can_be_loaded_evaluated_and_started_from(tmp_path: 
 
 @pytest.mark.parametrize("replay", ["local", "global"])
 def test_a_run_in_processes(tmp_path: Path, replay: str) -> None:
-    how = TINY | {"runtime": "local", "steps": 6_000, "replay": replay, "log.every": 0.2, "checkpoint.every": 2_000}
+    how = TINY | {"runtime": "local", "steps": 4_000, "replay": replay, "log.every": 0.2, "checkpoint.every": 2_000}
     run = veldt.train("gorila", run=tmp_path, quiet=True, **how)
     check_checkpoint(run)
     line = run.metrics[-1]
@@ -165,7 +165,7 @@ def test_a_run_in_processes(tmp_path: Path, replay: str) -> None:
     floats = sum(x.size for x in run.checkpoints().load().weights().values())  # type: ignore[union-attr]
     assert line["gradient_bytes"] > 4 * 0.9 * floats * line["gradients_applied"]
     assert any("servers" in x.get("bottleneck", "") or "undles" in x.get("bottleneck", "") for x in run.metrics)
-    resumed = veldt.resume(tmp_path, quiet=True, steps=8_000)
+    resumed = veldt.resume(tmp_path, quiet=True, steps=5_000)
     assert resumed.metrics[-1]["learner_steps"] > line["learner_steps"], "it goes on where it was"
     check_checkpoint(resumed)
 
