@@ -54,6 +54,7 @@ def make_env(
     episodes begin where `Envs.begin` says so, each with a seed of its own; an environment rests between them. The others
     are those of `veldt.records.adapter.Adapter`.
     """
+    assert not alone or n == 1, n
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
     factory = find(env) if isinstance(env, str) else env
     arguments = read_kwargs(kwargs)
@@ -139,8 +140,7 @@ def _one(factory: Callable[[], Any], around: list[Any], name: str) -> gym.Env[An
     return Single(env, name)
 
 
-def _alone(factory: Callable[[], gym.Env[Any, Any]], n: int) -> VectorEnv[Any, Any, Any]:
-    assert n == 1, n
+def _alone(factory: Callable[[], gym.Env[Any, Any]], _: int) -> VectorEnv[Any, Any, Any]:
     return Alone(factory())
 
 

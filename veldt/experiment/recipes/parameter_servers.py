@@ -49,6 +49,7 @@ def gorila(env: str) -> GorilaConfig:
     # A target that is copied often: AdaGrad's steps become smaller, and values must have grown before that.
     return replace(
         config,
-        learner=replace(config.learner, optimizer="adagrad", lr=0.2, target_every=100),
+        steps=config.steps * 2 // 3,
+        learner=replace(config.learner, optimizer="adagrad", lr=0.1, target_every=100),
         eval=replace(config.eval, every=max(10_000, config.eval.every), episodes=20),
     )
