@@ -25,7 +25,7 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError
 from veldt.experiment import recipes, settings
-from veldt.experiment.config import GaussianConfig
+from veldt.experiment.exploring import GaussianConfig
 from veldt.learning.params import LatestParams, Weights
 from veldt.nets.networks import Vector
 from veldt.records.block import Schema

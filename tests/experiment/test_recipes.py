@@ -14,8 +14,9 @@ from veldt.counters import Counters
 from veldt.envs import make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes, settings
-from veldt.experiment.config import Config, LadderConfig
+from veldt.experiment.config import Config
 from veldt.experiment.directory import load_config
+from veldt.experiment.exploring import LadderConfig
 from veldt.experiment.recipes import RECIPES
 from veldt.experiment.settings import as_plain, flat, override
 from veldt.records.block import Block

@@ -171,7 +171,7 @@ def test_equal_returns_change_nothing() -> None:
 
 
 def test_weight_decay_pulls_to_zero() -> None:
-    node = master(**{"learner.weight_decay": 1e6})
+    node = master(**{"learner.weight_decay": 1e6, "learner.lr": 0.05})
     before = np.abs(node.flat.weights.numpy()[: node.size].copy())
     give(node, range(4), RETURNS)
     node.step()

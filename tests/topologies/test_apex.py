@@ -24,7 +24,8 @@ from veldt.acting.policy import LocalPolicy
 from veldt.counters import Counters
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.experiment.config import Config, LadderConfig
+from veldt.experiment.config import Config
+from veldt.experiment.exploring import LadderConfig
 from veldt.experiment.run import Run
 from veldt.learning.params import LatestParams
 from veldt.machine import process_age, used_memory

@@ -22,7 +22,7 @@ from veldt.acting.actor import evaluate
 from veldt.acting.trained import TrainedPolicy
 from veldt.errors import UserError
 from veldt.experiment import recipes, settings
-from veldt.experiment.config import DrawnConfig
+from veldt.experiment.exploring import DrawnConfig
 from veldt.experiment.run import Run
 from veldt.learning import params
 from veldt.records.tree import Array

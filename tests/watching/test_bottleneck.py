@@ -354,7 +354,7 @@ def test_an_evaluation_that_is_never_reported_is_not_waited_for_with_ten_lines_a
     nodes, lines = LostEvaluation(), []
     monkeypatch.setattr("time.monotonic", lambda: nodes.now)
     config = recipes.make("apex-dqn", "CartPole-v1", **{"log.every": 10.0})
-    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0, gpu=0)
+    prepared = SimpleNamespace(config=config, declarations=PACKAGE, store=Size(1, 1, 1), ram=0, gpu=0, program=Program())
     written = progress.Progress(prepared, SimpleNamespace(write=lines.append))  # type: ignore[arg-type]
     written.begin(nodes)  # type: ignore[arg-type]
     for _ in range(10_000):

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from veldt.algorithms.vtrace import VTraceActorCritic
 from veldt.envs import is_atari
-from veldt.experiment.config import CheckpointConfig, Config, UnrollConfig
+from veldt.experiment.config import CheckpointConfig, Config
+from veldt.experiment.exploring import UnrollConfig
 from veldt.experiment.recipes.common import QUEUE, RMSPROP, atari, distributed, is_minatar, usual_steps
 from veldt.learning.learner import LearnerConfig
 

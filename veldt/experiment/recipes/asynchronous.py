@@ -7,7 +7,8 @@ from veldt.algorithms.a3c import A3C
 from veldt.algorithms.async_q import AsyncQ
 from veldt.bounds import above
 from veldt.envs import is_atari
-from veldt.experiment.config import CheckpointConfig, Config, DrawnConfig, EvalConfig, StoreConfig, UnrollConfig
+from veldt.experiment.config import CheckpointConfig, Config, EvalConfig, StoreConfig
+from veldt.experiment.exploring import DrawnConfig, UnrollConfig
 from veldt.experiment.recipes.common import is_minatar, usual_steps
 from veldt.learning.learner import LearnerConfig
 from veldt.machine import core_count, runs_processes

@@ -5,7 +5,8 @@ from dataclasses import replace
 import gymnasium as gym
 
 from veldt.algorithms.dpg import DPG
-from veldt.experiment.config import CheckpointConfig, Config, GaussianConfig
+from veldt.experiment.config import CheckpointConfig, Config
+from veldt.experiment.exploring import GaussianConfig
 from veldt.experiment.recipes.common import PRIORITIZED, distributed, usual_steps
 from veldt.learning.learner import LearnerConfig
 

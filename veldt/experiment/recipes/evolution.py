@@ -6,7 +6,8 @@ import gymnasium as gym
 
 from veldt.algorithms.es import ES
 from veldt.envs import is_atari
-from veldt.experiment.config import CheckpointConfig, Config, EpisodesConfig
+from veldt.experiment.config import CheckpointConfig, Config
+from veldt.experiment.exploring import EpisodesConfig
 from veldt.experiment.recipes.common import atari, distributed, is_minatar, usual_steps
 from veldt.learning.evolution import EvolutionConfig
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from veldt.algorithms.dqn import DQN
 from veldt.envs import is_atari
-from veldt.experiment.config import ActorConfig, CheckpointConfig, Config, EvalConfig, LadderConfig, StoreConfig
+from veldt.experiment.config import CheckpointConfig, Config, EvalConfig, StoreConfig
+from veldt.experiment.exploring import ActorConfig, LadderConfig
 from veldt.experiment.recipes.common import PRIORITIZED, RMSPROP, atari, distributed, is_minatar, usual_steps
 from veldt.learning.learner import LearnerConfig
 from veldt.machine import core_count, find_device

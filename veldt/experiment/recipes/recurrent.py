@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from veldt.algorithms.r2d2 import R2D2
 from veldt.envs import is_atari
-from veldt.experiment.config import CheckpointConfig, Config, LadderConfig
+from veldt.experiment.config import CheckpointConfig, Config
+from veldt.experiment.exploring import LadderConfig
 from veldt.experiment.recipes.common import PRIORITIZED, SEQUENCES, atari, distributed, is_minatar, usual_steps
 from veldt.learning.learner import LearnerConfig
 
