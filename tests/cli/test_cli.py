@@ -103,7 +103,10 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         ([*TRAIN, "--zzzzzz", "1"], ["Unrecognized options: --zzzzzz", "veldt train dqn --help"]),
         ([*TRAIN, "extra"], ["Unrecognized options: extra"]),
         ([*TRAIN, "--steps", "many"], ["--steps", "'many'", "Total number of env steps"]),
-        ([*TRAIN, "--learner.optimizer", "adamw"], ["'adamw'", "--learner.optimizer", "('adam', 'rmsprop', 'sgd')"]),
+        (
+            [*TRAIN, "--learner.optimizer", "adamw"],
+            ["'adamw'", "--learner.optimizer", "('adam', 'rmsprop', 'adagrad', 'sgd')"],
+        ),
         (["resume"], ["PATH", "veldt resume --help"]),
         (["resume", "no-such-run", "--stepz", "3"], ["Unrecognized options: --stepz", "--steps"]),
         (["bench", "learner", "--zzzzzz"], ["Unrecognized options: --zzzzzz"]),

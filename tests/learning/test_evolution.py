@@ -176,7 +176,7 @@ def test_weight_decay_pulls_to_zero() -> None:
     give(node, range(4), RETURNS)
     node.step()
     change = np.abs(node.flat.weights.numpy()[: node.size]) - before
-    assert (change[before > 0.06] < 0).all() and (before > 0.06).sum() > 100
+    assert (change[before > 0.06] < 0).all() and (before > 0.06).sum() > 50
 
 
 def test_the_cap_grows_where_episodes_reach_it() -> None:

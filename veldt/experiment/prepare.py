@@ -135,8 +135,10 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     one = store_size(config, schema) if stores else Size(0, 0, 0)
     store = Size(*(stores * x for x in one))
     learners, shards = count_role(program, "learner"), count_role(program, "shard")
-    of_each = _samples(config, schema) + (0 if is_gpu(config.learner_device) else activations)
-    rest = learners * of_each + 4 * NETWORK_COPIES * parameters * max(1, learners + bool(shards))
+    rest = 0
+    if learners:
+        rest += learners * (_samples(config, schema) + (0 if is_gpu(config.learner_device) else activations))
+    rest += 4 * NETWORK_COPIES * parameters * max(1, learners + bool(shards))
     rest += LIBRARIES + stores * demos_size(config, schema).nbytes + CUDA * _cuda_processes(config, program)
     rest += sum(array.nbytes for array in program.arrays.values()) + sum(node.ram for node in program.nodes.values())
     if config.runtime == "local":

@@ -284,7 +284,7 @@ SCOPES = (
         "a cap on the length of episodes (--learner.cap)",
     ),
     Scope(("learner.reference",), lambda c: getattr(c.algorithm, "batch_norm", False), "--algorithm.batch-norm"),
-    Scope(("learner.observe",), lambda c: c.algorithm.normalize_obs, "--algorithm.normalize-obs"),
+    Scope(("learner.observe",), lambda c: getattr(c.algorithm, "normalize_obs", False), "--algorithm.normalize-obs"),
     Scope(("algorithm.clip_last_reward",), lambda c: getattr(c.algorithm, "lstm", 0) > 0, "an LSTM (--algorithm.lstm)"),
     Scope(("algorithm.hidden",), lambda c: not _convolutional(c), "observations that are vectors (images have a CNN)"),
 )
