@@ -23,7 +23,7 @@ from veldt.experiment.prepare import count_stores, plan_ram, prepare
 from veldt.experiment.run import Run
 from veldt.learning.activations import activation_bytes
 from veldt.learning.learner import Learner
-from veldt.learning.shards import VERSION
+from veldt.learning.shards import DROPPED, VERSION
 from veldt.program import Program
 from veldt.records.tree import Tree
 from veldt.runtime import Inline
@@ -163,7 +163,10 @@ def test_a_run_in_processes(tmp_path: Path, replay: str) -> None:
     line = run.metrics[-1]
     names = ["gradients_pushed", "gradients_applied", "gradients_dropped_age", "gradients_dropped_loss", "staleness"]
     assert set(names) <= line.keys() and {"busy/shard", "wait/shard", "gradient_bytes", "cpu/shard"} <= line.keys()
-    assert abs(line["gradients_pushed"] - line["gradients_applied"] - line["gradients_dropped_age"]) < 200
+    state = load_file(run.checkpoints().load().path / "state.safetensors")  # type: ignore[union-attr]
+    pushed = sum(int(x[0]) for name, x in state.items() if name.endswith(":optimizer/counts"))
+    counts = next(x for name, x in state.items() if name.endswith("shard/0/counts"))
+    assert 0 <= pushed - int(counts[VERSION]) - int(counts[DROPPED]) < 64, "those in the streams"
     floats = sum(x.size for x in run.checkpoints().load().weights().values())  # type: ignore[union-attr]
     assert line["gradient_bytes"] > 4 * 0.9 * floats * line["gradients_applied"]
     assert any("servers" in x.get("bottleneck", "") or "undles" in x.get("bottleneck", "") for x in run.metrics)
@@ -302,7 +305,7 @@ def test_settings_without_effect_are_known() -> None:
     assert {"actors", "transport", "learner.publish_every", "learner.graph"} <= idle.keys()
     assert (
         not {"queue", "guard.against", "learner.square_start", "learner.target_every"}
-        & settings.without_effect(config_of(runtime="local")).keys()
+        & settings.without_effect(config_of(runtime="local", **{"learner.optimizer": "adagrad"})).keys()
     )
     assert "guard.against" in settings.without_effect(config_of(**{"guard.deviations": 0.0}))
 
