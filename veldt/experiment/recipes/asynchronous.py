@@ -55,7 +55,7 @@ def a3c(env: str) -> Config:
         algorithm = A3C(history=4, clip_reward=1.0, entropy_cost=0.01)
         return replace(config, algorithm=algorithm, eval=replace(config.eval, epsilon=1.0))  # evaluations sample
     # Values of returns in the hundreds would outweigh the policy in the layers that both share.
-    return replace(config, algorithm=A3C(unroll=20, value_cost=0.05), learner=replace(SMALL, lr=5e-3))
+    return replace(config, algorithm=A3C(unroll=20, value_cost=0.05), learner=replace(SMALL, lr=2.5e-3))
 
 
 def async_q(env: str) -> Config:
@@ -111,7 +111,7 @@ def _workers(recipe: str, env: str) -> WorkersConfig:
     small = is_minatar(env)
     return replace(
         config,
-        steps=4_000_000 if small else usual_steps(env),
+        steps=4_000_000 if small else 2 * usual_steps(env),
         eval=EvalConfig(every=200_000 if small else 20_000, episodes=20, max_length=10_000),
         checkpoint=CheckpointConfig(every=500_000 if small else 100_000),
     )
