@@ -22,6 +22,7 @@ from veldt.acting.actor import Actor
 from veldt.acting.exploration import HeldRandom
 from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
+from veldt.algorithms.a3c import A3C
 from veldt.algorithms.base import Batch, among_legal
 from veldt.algorithms.dqn import DQN, epsilon_greedy
 from veldt.algorithms.r2d2 import R2D2, RecurrentQ
@@ -391,7 +392,28 @@ def test_vtrace_compares_masked_policies_and_moves_no_illegal_action(on_device: 
     assert never < 1e-6 and sometimes > 1e-3, "action 1 is never legal"
 
 
+def test_a3c_moves_no_illegal_action() -> None:
+    torch.manual_seed(0)
+    a3c, rng = A3C(unroll=3, hidden=(4,), entropy_cost=0.1), np.random.default_rng(0)
+    net = a3c.network(make_env(lambda: Says([[1, 1, 1]])).spec)
+    masks = np.tile([True, False, True], (6, 4, 1))
+    obs, action = rng.standard_normal((6, 4, 2)).astype(np.float32), rng.choice([0, 2], (6, 4))
+    for given, moved in ({"action_mask": masks}, False), ({}, True):
+        net.zero_grad()
+        a3c.loss(net, net, windows(False, obs=obs, reward=np.ones((6, 4)), action=action, **given)).losses[""].backward()
+        gradient = net.head.weight.grad
+        assert bool(gradient[1].abs().max() > 1e-6) == moved and gradient[0].abs().max() > 1e-3
+
+
 # Whole runs
+
+
+@pytest.mark.parametrize("dict", [False, True])
+def test_a_worker_with_one_environment_takes_legal_actions_alone(dict: bool, tmp_path: Path) -> None:
+    """Cards raises where an illegal action reaches it. The environment of a worker is in no vector of Gymnasium's."""
+    how: Any = {"env": "veldt/Cards-v0", "env_kwargs": (f"dict={str(dict).lower()}",), "runtime": "inline", "workers": 2}
+    run = veldt.train("a3c", run=tmp_path, quiet=True, steps=400, **how, **{"eval.episodes": 2})
+    assert run.metrics[-1]["env_steps"] >= 400 and run.metrics[-1]["bad_observations"] == 0
 
 
 @pytest.mark.parametrize("recipe", ["dqn", "impala"])

@@ -50,14 +50,14 @@ class Continuous(Parts):
         return self.x
 
 
-@pytest.mark.parametrize("env", [Parts, Continuous, "CartPole-v1", "veldt/Catch-v0"])
+@pytest.mark.parametrize("env", [Parts, Continuous, "CartPole-v1", "veldt/Catch-v0", "Taxi-v4"])
 def test_the_records_are_those_of_a_vector_of_one(env: Any) -> None:
     wrap: Any = [lambda made: made]  # so that no vector entry point is used
     one, other = make_env(env, alone=True), make_env(env, 1, wrappers=wrap)
     assert one.spec == other.spec
     records, expected = [one.reset(5)], [other.reset(5)]
     one.env.action_space.seed(1)
-    for i in range(400):
+    for i in range(900):
         action = one.adapter.recorded(one.env.action_space.sample(), 1)
         records.append(one.step(action))
         expected.append(other.step(action))

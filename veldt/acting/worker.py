@@ -95,7 +95,7 @@ class Worker:
         return True
 
     def _begin(self, found: Generation) -> None:
-        """Drops all episodes that run: they are of weights that are no more."""
+        """Drops all running episodes: they are of earlier weights."""
         lanes = self.population.lanes
         if self.number >= 0 and (broken := int(self._steps.sum())):
             self.master.broken_off(broken)

@@ -248,7 +248,7 @@ def _partner(function: str, rings: int, spin: int) -> Iterator[tuple[SharedMemor
         yield board, fds[1:]
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
         for fd in fds:
             os.close(fd)
 
@@ -269,7 +269,7 @@ def busy_cores() -> Iterator[None]:
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.wait(60)
 
 
 # Peers.

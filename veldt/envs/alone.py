@@ -13,7 +13,7 @@ class Alone(VectorEnv[Any, Any, Any]):
     """Resets in mode NEXT_STEP. Observations are copies."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.env, self.num_envs = env, 1
+        self.env, self.envs, self.num_envs = env, [env], 1
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
         self.observation_space = batch_space(env.observation_space, 1)

@@ -124,13 +124,13 @@ class Master:
         return not self.done and self._missing == 0 and not waits
 
     def _waste(self, steps: int) -> None:
-        """In mode exact what is evaluated in vain does not count: the run must not depend on it."""
+        """Counts steps of results that no update uses. In mode exact they do not count: the run must not depend on them."""
         if self.config.mode == "first":
             self.env_steps += steps
             self._count()
 
     def _begin(self, publish: bool = True) -> None:
-        """Drops what has come of this generation, and gives it out."""
+        """Drops the results of this generation so far, and publishes it to the workers."""
         self.version += 1
         self.done = self.env_steps >= self.last_step  # the run has all its steps
         self._results: dict[int, tuple[float, float, int, int]] = {}

@@ -29,7 +29,7 @@ from veldt.learning.shards import ROW, ShardedParams, sharded
 from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
-from veldt.topologies.evolution import evolution
+from veldt.topologies.evolution import add_evolution
 from veldt.topologies.shards import add_shards
 from veldt.topologies.stores import add_store
 from veldt.topologies.workers import add_workers
@@ -126,6 +126,12 @@ def workers(program: Program, config: Any, env: EnvSpec) -> None:
     """A3C: see `add_workers`. The evaluator copies the shared weights."""
     shared, counters = add_workers(program, config, env)
     add_evaluator(program, config, env, shared, counters)
+
+
+def evolution(program: Program, config: Config, env: EnvSpec) -> None:
+    """Evolution Strategies: see `evolution.py`. The evaluator plays the weights without noise."""
+    params, counters = add_evolution(program, config, env)
+    add_evaluator(program, config, env, params, counters)
 
 
 Topology = Callable[[Program, Any, EnvSpec], None]  # of a Config of its family

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from veldt.experiment.config import Config
 
 
-def evolution(program: Program, config: Config, env: EnvSpec) -> None:
-    from veldt.topologies import add_evaluator
-
+def add_evolution(program: Program, config: Config, env: EnvSpec) -> tuple[Any, Any]:
+    """Returns the weights and the counters."""
     counters = program.add("counters", Counters, ROWS)
     params = program.add("params", LatestParams, CELL)
     table = program.array("noise", (config.learner.table,), np.float32, saved=False)
@@ -52,7 +51,7 @@ def evolution(program: Program, config: Config, env: EnvSpec) -> None:
     envs = partial(make_env, config.env, **config.env_options, separate=True)
     for i in range(config.actors):
         add_worker(program, config, env, i, envs, master, counters, table, reference, 4 * size)
-    add_evaluator(program, config, env, params, counters)
+    return params, counters
 
 
 def add_worker(
