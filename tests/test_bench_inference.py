@@ -16,8 +16,10 @@ import pytest
 
 from veldt.__main__ import main
 from veldt.bench import latency
-from veldt.bench.inference import PRICES, TABLE, InferenceBench, Prices, cost, make_table, read_prices
+from veldt.bench.inference import PRICES, InferenceBench, make_table
 from veldt.bench.latency import TimedPolicy, percentiles, thin
+from veldt.bench.prices import Prices, cost, read_prices
+from veldt.bench.window import TABLE
 from veldt.compiled import LIGHT
 from veldt.errors import UserError
 from veldt.runtime.local import zygote

@@ -42,23 +42,17 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
-os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+from cartpoles import CartPoles, process_age, start_ray  # isort: skip (it sets variables that Ray reads)
 
 import argparse
 import json
-import logging
 import time
-import warnings
 from collections import deque
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
-import psutil
 import ray
 import torch
 from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
@@ -66,17 +60,7 @@ from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLe
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-EPISODES = 20
 ITERATION_S = 1.0  # of one call of train()
-
-
-def process_age() -> float:
-    """Seconds since the process began, to 10 ms (the kernel gives the start in ticks since boot)."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return time.time() - psutil.Process().create_time()
 
 
 class Counts(NamedTuple):
@@ -112,31 +96,24 @@ def counted(algorithm: IMPALA) -> Counts:
     return found.get() if hasattr(found, "get") else found
 
 
-class Evaluation:
-    """Greedy episodes, one in each of 20 CartPoles that are stepped as one, with the learner's present weights."""
+class Evaluation(CartPoles):
+    """Greedy episodes, with the learner's present weights."""
 
     def __init__(self, algorithm: IMPALA, seed: int) -> None:
+        super().__init__(seed)
         self.algorithm = algorithm
         self.module = algorithm.env_runner.module  # the driver's own, which does not sample
-        self.env = gym.make_vec("CartPole-v1", num_envs=EPISODES, vectorization_mode="vector_entry_point")
-        self.env.reset(seed=seed)
-        self.seconds = 0.0
 
     @torch.no_grad()
-    def play(self) -> float:
-        """The mean return of the first episode of each environment."""
+    def present(self) -> float:
         began = time.perf_counter()
         self.module.set_state(self.algorithm.learner_group.get_weights()[DEFAULT_MODULE_ID])
-        obs, _ = self.env.reset()
-        running = np.ones(EPISODES, dtype=bool)
-        total = np.zeros(EPISODES)
-        while running.any():
-            logits = self.module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
-            obs, reward, terminated, truncated, _ = self.env.step(logits.argmax(1).numpy())
-            total += reward * running
-            running &= ~(terminated | truncated)
         self.seconds += time.perf_counter() - began
-        return float(total.mean())
+        return self.play(self._act)
+
+    def _act(self, obs: np.ndarray) -> np.ndarray:
+        logits = self.module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
+        return logits.argmax(1).numpy()
 
 
 def make_config(args: argparse.Namespace) -> IMPALAConfig:
@@ -191,11 +168,8 @@ def main() -> None:
     parser.add_argument("--vectorize", choices=("sync", "vector_entry_point"), default="vector_entry_point")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    cpus = args.runners + args.learners
-    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
-    logging.disable(logging.CRITICAL)
+    start_ray(args.runners + args.learners)
     algorithm = make_config(args).build_algo()
     built = process_age()
     evaluation = Evaluation(algorithm, args.seed + 10_000)
@@ -210,12 +184,12 @@ def main() -> None:
         while time.perf_counter() < began + args.seconds:
             last = algorithm.train()
         took, after = time.perf_counter() - began, counted(algorithm)
-        final = evaluation.play()
+        final = evaluation.present()
     else:
-        before, final = counted(algorithm), evaluation.play()
+        before, final = counted(algorithm), evaluation.present()
         while final < args.until and process_age() - evaluation.seconds < args.seconds:
             last = algorithm.train()
-            final = evaluation.play()
+            final = evaluation.present()
         took, after = time.perf_counter() - began - evaluation.seconds, counted(algorithm)
         reached = round(process_age() - evaluation.seconds, 3) if final >= args.until else None
     result = {

@@ -5,6 +5,7 @@ Imports no torch: under central inference the process of an actor is light.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -43,16 +44,24 @@ class Policy(Protocol):
 
     def recv(self, group: int) -> Tree | None: ...  # `action` [n], and other columns for a recorder
 
-    @call
-    def flush(self, group: int) -> bool: ...  # True: all that was recorded is in the store
-
     @stream(cancels="send")
     def reset(self, group: int) -> None: ...  # the environments restart: drop partial blocks, zero recurrent state
 
-    def record(self) -> None: ...  # does the work that replies need not wait for
+    # The rest is for policies that record, or that answer several groups at once.
+
+    @call
+    def flush(self, group: int) -> bool:
+        """True: all that was recorded is in the store."""
+        return True
+
+    def record(self) -> None:
+        """Does the work that replies need not wait for."""
+        return
 
     @property
-    def due(self) -> float: ...  # when a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting
+    def due(self) -> float:
+        """When a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting."""
+        return math.inf
 
 
 def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 
 from veldt.acting.actor import Policy
+from veldt.envs.small import Spin, Step
 from veldt.records.tree import Array, Tree
 
 if TYPE_CHECKING:
@@ -101,8 +99,6 @@ def percentiles(parts: Iterable[tuple[int, list[float]]]) -> tuple[float, float]
 class AtOnce(Policy):
     """A policy that returns fixed actions."""
 
-    due = math.inf
-
     def __init__(self, action: Array) -> None:
         self._answer = {"action": action}
 
@@ -111,15 +107,6 @@ class AtOnce(Policy):
 
     def recv(self, group: int) -> Tree:
         return self._answer
-
-    def record(self) -> None:
-        pass
-
-    def flush(self, group: int) -> bool:
-        return True
-
-    def reset(self, group: int) -> None:
-        pass
 
 
 class Caller:
@@ -192,19 +179,10 @@ def _options() -> list[tuple[str, int]]:
 # A slow environment.
 
 
-class Nap(gym.Env[Array, np.int64]):
-    """Sleeps for this many milliseconds per step, without using a core."""
+class Nap(Spin):
+    """Sleeps instead, without using a core."""
 
-    def __init__(self, ms: float) -> None:
-        self.seconds = ms / 1000
-        self.observation_space = spaces.Box(0, 1, (4,), np.float32)
-        self.action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> Step:
         time.sleep(self.seconds)
         return np.zeros(4, np.float32), 0.0, False, False, {}
 

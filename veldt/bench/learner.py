@@ -97,23 +97,24 @@ def make_learner(
     where: dict[str, Any] = {"pinned": device != "cpu" and not store_device, "device": store_device}
     store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, **where)
     rng = np.random.default_rng(0)
-    for number in range(blocks):
-        store.insert(random_block(schema, env, number, rng), rng.random(schema.starts))
+    for _ in range(blocks):
+        store.insert(random_block(schema, env, rng), rng.random(schema.starts))
     config = LearnerConfig(**{"batch": batch, "publish_every": 4, "bfloat16": bfloat16} | settings)
     return Learner(algorithm, env, store, LatestParams(), Counters(), config, 1_000_000, seed=0, device=device)
 
 
-def random_block(schema: Schema, env: EnvSpec, number: int, rng: np.random.Generator) -> Block:
+def random_block(schema: Schema, env: EnvSpec, rng: np.random.Generator, ends: float = 0.002, obs: Any = None) -> Block:
+    """Episodes one after the other: a row is the last of one with probability `ends`. `obs` [rows, ...] are the
+    observations, if not random ones."""
     storage = schema.layout.zeros(schema.rows)
     columns = schema.layout.columns(storage)
-    for name, column in env.observation.items():
-        raw = (
-            rng.integers(0, 255, columns[name].shape) if column.dtype == np.uint8 else rng.normal(size=columns[name].shape)
-        )
-        columns[name][...] = raw
+    for name in env.observation:
+        x = columns[name]
+        random = rng.integers(0, 255, x.shape) if x.dtype == np.uint8 else rng.normal(size=x.shape)
+        x[...] = random if obs is None else obs
     columns["reward"][...] = rng.normal(size=schema.rows)
     columns["action"][...] = rng.integers(0, env.n_actions, schema.rows)
-    columns["last"][...] = rng.random(schema.rows) < 0.002
+    columns["last"][...] = rng.random(schema.rows) < ends
     columns["discount"][...] = ~columns["last"]
     columns["first"][1:] = columns["last"][:-1]
     columns["valid"][...] = True

@@ -237,8 +237,6 @@ MakeExpert = Callable[[Any], Expert]  # the environment that is played -> its ex
 class Immediate(Policy):
     """A policy of one environment that answers immediately."""
 
-    due = math.inf
-
     def __init__(self, answer: Callable[[Tree], Tree]) -> None:
         self.answer = answer
         self._out: Tree | None = None
@@ -250,12 +248,6 @@ class Immediate(Policy):
     def recv(self, group: int) -> Tree | None:
         out, self._out = self._out, None
         return out
-
-    def record(self) -> None:
-        return
-
-    def flush(self, group: int) -> bool:
-        return True
 
     def reset(self, group: int) -> None:
         self._out = None

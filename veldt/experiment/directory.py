@@ -18,9 +18,10 @@ from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.changes import HOW_IT_RUNS
 from veldt.experiment.config import Config
-from veldt.experiment.settings import flat, flat_dict, override
+from veldt.experiment.settings import flat, override
 from veldt.files import locked
 from veldt.foreign import ConfigLoader, plain, read_text, regular
+from veldt.watching.sinks import flat_dict
 
 log = logging.getLogger("veldt")
 

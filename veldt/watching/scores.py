@@ -16,6 +16,7 @@ import numpy as np
 from veldt.errors import UserError
 from veldt.records.tree import Array
 from veldt.watching.links import number
+from veldt.watching.plot import trimmed_mean
 
 RESAMPLES = 2_000
 LEVEL = 0.95
@@ -94,10 +95,4 @@ def estimates(games: Sequence[Sequence[float]], seed: int = 0, resamples: int = 
 def _statistics(games: list[Array]) -> dict[str, Array]:
     """[n] of [n, runs] for each game."""
     means = np.stack([x.mean(1) for x in games], 1)  # [n, games]
-    return {"median": np.median(means, 1), "mean": means.mean(1), "IQM": interquartile_mean(np.concatenate(games, 1))}
-
-
-def interquartile_mean(x: Array) -> Array:
-    """[n] of [n, scores]: the mean without the lowest and the highest quarter, rounded down."""
-    cut = x.shape[1] // 4
-    return np.asarray(np.sort(x, 1)[:, cut : x.shape[1] - cut].mean(1))
+    return {"median": np.median(means, 1), "mean": means.mean(1), "IQM": trimmed_mean(np.concatenate(games, 1).T, 0.25)}

@@ -127,7 +127,16 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     return points
 
 
-# Names for services that show metrics by group.
+# Names for services that show settings and metrics.
+
+
+def flat_dict(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings, as in a file, by dotted name."""
+    out: dict[str, Any] = {}
+    for name, x in values.items():
+        out |= flat_dict(x, f"{prefix}{name}.") if isinstance(x, dict) else {f"{prefix}{name}": x}
+    return out
+
 
 GROUPS = {  # prefixes of names -> the group; the first that fits
     ("eval_", "train_", "episodes", "bad_", "evaluations"): "returns",
