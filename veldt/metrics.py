@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from veldt.counters import NAMES
-from veldt.crews import CREWS, Crew
 from veldt.errors import UserError
 from veldt.foreign import plain, read_text
 from veldt.program import Node, root
+from veldt.sentences import SENTENCES, Sentences
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
 # Columns of the live table; beside it: a fact of its own, a count that should be 0, and what is not shown at all.
@@ -241,7 +241,7 @@ NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "e
 class Declarations(dict[str, Metric]):
     """Metrics by name. One that is missing is a mean over nodes, and a mean over time if it is a share of it."""
 
-    crews: tuple[Crew, ...] = CREWS
+    sentences: tuple[Sentences, ...] = SENTENCES  # on the bottleneck
     waiting: frozenset[str] = frozenset()  # metrics that say how much each kind of process waits; empty: not known
 
     def __missing__(self, name: str) -> Metric:
@@ -271,8 +271,8 @@ def declared(nodes: Iterable[Node]) -> Declarations:
     processes: dict[str, str] = {}  # by node that has one: the role of its first worker, by which its waiting is reported
     for node in by_name.values():
         out.add(node.role, getattr(node.node_class, "METRICS", ()))
-        if (crew := getattr(node.node_class, "CREW", None)) is not None:
-            out.crews = (crew, *out.crews)
+        if (own := getattr(node.node_class, "SENTENCES", None)) is not None:
+            out.sentences = (own, *out.sentences)
         if node.is_worker:
             processes.setdefault(root(node.name, by_name), node.role)
     waits = (f"wait/{role}" for role in processes.values())

@@ -13,12 +13,12 @@ import pytest
 
 import veldt
 from veldt.acting.worker import Worker
-from veldt.crews import Crew
 from veldt.envs.small import Chain
 from veldt.experiment import progress, recipes
 from veldt.learning.master import Master
 from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared, wait
 from veldt.program import Program
+from veldt.sentences import Sentences
 from veldt.storing.slots import Size
 from veldt.watching.bottleneck import Rates, bottleneck
 
@@ -398,6 +398,8 @@ def test_a_busy_link_outside_the_chain_is_what_the_learner_waits_for() -> None:
     assert "the scout is the bottleneck, busy 97 % of its time" in bottleneck(line, declarations=others())
     assert "environments" in bottleneck(line | {"busy/scout": 0.5}, declarations=others())
     assert "environments" in bottleneck(line), "it is not declared"
+    waiting = LINE | {"wait/actor": 0.7, "refusing": 0.9, "busy/learner": 0.3, "busy/scout": 0.97}
+    assert "The actors wait 70 %" in (sentence := bottleneck(waiting, declarations=others())) and "the scout is" in sentence
 
 
 def test_a_link_outside_the_chain_says_what_it_waits_for() -> None:
@@ -443,7 +445,9 @@ def test_a_program_that_nobody_knows_has_a_sentence_once_all_of_its_processes_ha
 
 def test_a_program_may_declare_its_sentences() -> None:
     class Speaking(Fits):
-        CREW = Crew(("wait/fits",), {}, busy="Fits are fine.", cores="", waits="wait/fits", idle="Fits wait {wait/fits}.")
+        SENTENCES = Sentences(
+            ("wait/fits",), {}, busy="Fits are fine.", cores="", waits="wait/fits", idle="Fits wait {wait/fits}."
+        )
 
     program = Program()
     program.add("fits", Speaking)

@@ -119,6 +119,7 @@ def bare_learner(envs: int, seconds: float) -> None:
     import numpy as np
     import torch
 
+    from veldt.bench.learner import descend
     from veldt.learning.returns import vtrace
 
     torch.set_num_threads(1)
@@ -141,10 +142,7 @@ def bare_learner(envs: int, seconds: float) -> None:
         target, advantage = map(torch.from_numpy, found)
         entropy = -(logits.exp() * logits).sum(2)
         each = algorithm.baseline_cost * 0.5 * (target - value[:, :-1]).square() - advantage * log_pi
-        optimizer.zero_grad()
-        (each - algorithm.entropy_cost * entropy).mean().backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), config.learner.clip_norm)
-        optimizer.step()
+        descend((each - algorithm.entropy_cost * entropy).mean(), net, optimizer, config.learner.clip_norm)
 
     print(json.dumps(batch * unroll * calls_per_second(step, seconds)))
 

@@ -173,8 +173,8 @@ class InferenceBench:
 
     def _local(self, config: Config, env: EnvSpec) -> dict[str, float]:
         program, actors = local_program(config, env, self.learner), actors_of(config)
-        window = Window(self.seconds, actors, ("stream_bytes",) if self.learner else (), "local", self.learner)
-        window.watch(Local(queue=config.queue), program)
+        names, runtime = ("stream_bytes",) if self.learner else (), Local(queue=config.queue)
+        window = Window(runtime, program, self.seconds, actors, names, "local", self.learner)
         blocks = window.per_step("stream_bytes") if self.learner else 0.0
         return window.figures(batch=self.envs, out=blocks, back=window.weights / window.steps())
 
@@ -187,8 +187,8 @@ class InferenceBench:
         elif contender == "grpc-tcp":
             gate = GateSettings(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32), own_listen=True)
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
-        window = Window(self.seconds, actors_of(config), names, "central", self.learner)
-        window.watch(Local(queue=config.queue, gate=gate), program)
+        runtime = Local(queue=config.queue, gate=gate)
+        window = Window(runtime, program, self.seconds, actors_of(config), names, "central", self.learner)
         if gate is not None:
             out, back = (window.per_step(name) for name in names)
         else:
@@ -253,8 +253,7 @@ class InferenceBench:
         question, answer = (HEADER.size + size for size in call_bytes(all_messages(call_program(env, n).nodes["policy"])))
 
         def turn(_: int) -> dict[str, float]:
-            window = Window(self.seconds, ["actor/0"])
-            window.watch(Local(gate=GateSettings()), call_program(env, n))
+            window = Window(Local(gate=GateSettings()), call_program(env, n), self.seconds, ["actor/0"])
             times: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
             times += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
             names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))
@@ -272,8 +271,8 @@ class InferenceBench:
             config = dataclasses.replace(self, env=QUICK).config(1, actors=actors)
             others = actors_of(config)[: self.slow_actors - 1]
             slow = set(actors_of(config)) - set(others)
-            window = Window(self.seconds, actors_of(config))
-            window.watch(Local(), central_program(config, config.env_spec(), learner=False, slow=slow))
+            program = central_program(config, config.env_spec(), learner=False, slow=slow)
+            window = Window(Local(), program, self.seconds, actors_of(config))
             return {"": window.steps(others) / window.elapsed}
 
         sizes = {"beside a slow one": self.slow_actors, "alone": self.slow_actors - 1}

@@ -31,7 +31,6 @@ class TimedPolicy(Policy):
         self.policy = policy
         self._sent: dict[int, int] = {}  # group -> when, in ns
         self._times: list[int] = []  # ns, since `take`
-        self._reported = 0  # how many of them `metrics` has reported
 
     def send(self, group: int, step: Tree) -> bool:
         self._sent.setdefault(group, time.perf_counter_ns())
@@ -57,17 +56,9 @@ class TimedPolicy(Policy):
         self._sent.pop(group, None)
         self.policy.reset(group)
 
-    def metrics(self) -> dict[str, float]:
-        """Of the calls since the last time."""
-        times, self._reported = self._times[self._reported :], len(self._times)
-        if not times:
-            return {}
-        p50, p99 = percentiles([(len(times), [1e-3 * x for x in times])])
-        return {"latency_p50_us": p50, "latency_p99_us": p99}
-
     def take(self) -> tuple[int, list[float]]:
         """The number of calls since the last time, and quantiles of their latencies in us."""
-        times, self._times, self._reported = self._times, [], 0
+        times, self._times = self._times, []
         return len(times), thin(times)
 
 

@@ -86,20 +86,17 @@ def make_learner(
     blocks: int,
     device: str,
     fresh: int = 16,
-    bfloat16: bool = False,
-    store_device: str = "",
     **settings: Any,
 ) -> Learner:
-    """A learner with these `settings` and a prioritized store full of random steps, on `store_device` or in RAM."""
+    """A learner with these `settings` and a prioritized store full of random steps."""
     rows = {**env.step, "action": env.action, **algorithm.extras(env)}
     schema = Schema(rows, algorithm.window, fresh, algorithm.state(env))
     selector = Prioritized(blocks * schema.starts)
-    where: dict[str, Any] = {"pinned": device != "cpu" and not store_device, "device": store_device}
-    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, **where)
+    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, pinned=device != "cpu")
     rng = np.random.default_rng(0)
     for _ in range(blocks):
         store.insert(random_block(schema, env, rng), rng.random(schema.starts))
-    config = LearnerConfig(**{"batch": batch, "publish_every": 4, "bfloat16": bfloat16} | settings)
+    config = LearnerConfig(**{"batch": batch, "publish_every": 4} | settings)
     return Learner(algorithm, env, store, LatestParams(), Counters(), config, 1_000_000, seed=0, device=device)
 
 
@@ -142,10 +139,7 @@ def bare_step(learner: Learner, batch: int) -> Any:
             chooser = net(s_t) if algorithm.double else q_t
             y = r_t + discount_t * q_t.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
         loss = (weights * F.smooth_l1_loss(q_tm1, y, reduction="none")).mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 10.0)
-        optimizer.step()
+        descend(loss, net, optimizer, 10.0)
 
     return step
 
@@ -180,12 +174,16 @@ def bare_sequence_step(learner: Learner, batch: int) -> Any:
             y = algorithm.h(reward[:, steps] + discount * algorithm.h_inverse(v))
         error = y - q[:, :length].gather(2, action[:, burn_in : burn_in + length, None])[:, :, 0]
         loss = (weights * 0.5 * error.square().sum(1)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 40.0)
-        optimizer.step()
+        descend(loss, net, optimizer, 40.0)
 
     return step
+
+
+def descend(loss: torch.Tensor, net: nn.Module, optimizer: torch.optim.Optimizer, norm: float) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(net.parameters(), norm)
+    optimizer.step()
 
 
 def _batch(learner: Learner, batch: int) -> Batch:

@@ -34,47 +34,40 @@ class Mark(NamedTuple):
 
 
 class Window:
-    """Measures a run for some seconds, once it is warm."""
+    """Runs a program until it is warm, and measures it for some seconds."""
 
     def __init__(
         self,
+        runtime: Local,
+        program: Program,
         seconds: float,
         actors: list[str],
         totals: tuple[str, ...] = (),  # metrics that only grow, whose growth per env step is reported
         inference: str = "",  # local: weights are counted; central: batches
         learns: bool = False,
     ) -> None:
-        self.seconds, self.actors, self.inference, self.learns = seconds, actors, inference, learns
-        self.marks: list[Mark] = []
+        self.actors, self.inference = actors, inference
         self.taken: list[tuple[int, list[float]]] = []  # by actor: calls, and quantiles of their latencies
         self.weights = 0  # bytes pulled by all actors
         self.batches: list[float] = []
         self._totals: dict[str, list[tuple[int, float]]] = {name: [] for name in totals}  # (env steps, total)
-        self._warm = time.perf_counter()  # when all actors were working
-
-    def watch(self, runtime: Local, program: Program) -> None:
         with runtime.start(program) as nodes:
-            while not self._done(nodes):
+            while not min(self._steps(nodes).values()) or (learns and not nodes.count("learner_steps")):
                 nodes.step()
-
-    def _done(self, nodes: Any) -> bool:
-        metrics, now = nodes.metrics(), time.perf_counter()
-        if self.marks:
-            self._note(nodes, metrics)
-        elif not self._works(nodes):
-            self._warm = now
-        begin, length = (self.marks[0].time, self.seconds) if self.marks else (self._warm, min(WARM_S, self.seconds))
-        if now - begin >= length and (not self.marks or self._complete()):
-            self._mark(nodes)
-        return len(self.marks) == 2
+            warm = time.perf_counter() + min(WARM_S, seconds)
+            while time.perf_counter() < warm:
+                nodes.step()
+            nodes.metrics()
+            before = self._mark(nodes)
+            while time.perf_counter() - before.time < seconds or not self._complete():
+                nodes.step()
+                self._note(nodes, nodes.metrics())
+            self.marks = before, self._mark(nodes)
 
     def _complete(self) -> bool:
         """Whether all wanted metrics were reported, and totals twice."""
         batches = self.inference != "central" or self.batches
         return bool(batches) and all(len(seen) > 1 for seen in self._totals.values())
-
-    def _works(self, nodes: Any) -> bool:
-        return min(self._steps(nodes).values()) > 0 and (not self.learns or nodes.count("learner_steps") > 0)
 
     def _steps(self, nodes: Any) -> dict[str, int]:
         supervisor = nodes.supervisor
@@ -88,12 +81,12 @@ class Window:
             if name in metrics:
                 seen.append((nodes.count("env_steps"), metrics[name]))
 
-    def _mark(self, nodes: Any) -> None:
+    def _mark(self, nodes: Any) -> Mark:
         """Takes from the actors what they have counted since the last mark."""
         self.taken = ask(nodes, "take", {name: name.replace("actor", "timed") for name in self.actors})
         if self.inference == "local":
             self.weights = sum(ask(nodes, "take", {name: name.replace("actor", "policy") for name in self.actors}))
-        self.marks.append(Mark(time.perf_counter(), self._steps(nodes), cpu_of_all()))
+        return Mark(time.perf_counter(), self._steps(nodes), cpu_of_all())
 
     @property
     def elapsed(self) -> float:

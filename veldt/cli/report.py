@@ -13,7 +13,7 @@ import tyro
 from veldt.envs import is_atari
 from veldt.envs.atari import frame_skip
 from veldt.errors import UserError, count
-from veldt.experiment.directory import MAY_CHANGE, read_settings, read_yaml
+from veldt.experiment.directory import MAY_CHANGE, config_of, read_settings, read_yaml
 from veldt.watching import page, scores
 from veldt.watching.links import number
 from veldt.watching.report import Entry, report
@@ -55,9 +55,7 @@ def run(argv: list[str]) -> int:
 
 
 def read_entry(path: Path) -> Entry:
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
-    values = read_settings(path / "config.yaml")
+    values = read_settings(config_of(path))
     env = str(values.get("env", ""))
     protocol = str(values.get("protocol") or "dqn") if is_atari(env) else ""
     seed, steps, batch = (_count(path, values, name) for name in ("seed", "steps", "learner.batch"))

@@ -55,6 +55,13 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
 
 
+def config_of(run: Path) -> Path:
+    """The file with the settings of a run."""
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{run} is not a run directory: it has no config.yaml.")
+    return run / "config.yaml"
+
+
 def load_config(path: Path, trust: bool = False, given: Container[str] = ()) -> Config:
     """Raises Untrusted for a recipe that is code (module:function), unless its user trusts the file or has `given` it."""
     values = read_yaml(path)

@@ -27,7 +27,7 @@ from veldt.experiment import recipes, saved_spec
 from veldt.experiment.changes import ON_RESUME
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import default_directory, load_config, require_trust
+from veldt.experiment.directory import config_of, default_directory, load_config, require_trust
 from veldt.experiment.env_names import name_of, with_env
 from veldt.experiment.listening import Callbacks, CheckpointSaved, EvaluationDone, LogLine
 from veldt.experiment.prepare import check_device
@@ -69,9 +69,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        if not (self.path / "config.yaml").exists():
-            raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
-        return load_config(self.path / "config.yaml", self.trust)
+        return load_config(config_of(self.path), self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Which link waits, and which is busy, follows from the declared metrics: a node of any name counts as the link that its
 metrics are declared for. Where a store lies between actors and a learner, the sentence is one of those here; other programs
-declare theirs (`veldt.crews`), or get one that follows from the shares of their links.
+declare theirs (`veldt.sentences`), or get one that follows from the shares of their links.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from veldt.crews import Crew
 from veldt.metrics import BUSY, CHAIN, PACKAGE, WAITS, Declarations
+from veldt.sentences import Sentences
 from veldt.watching.links import Line, fill, fractions, percent
 
 SHORTEST_S = 0.2  # over a shorter time a rate is too coarse: the kernel counts CPU time in ticks of 10 ms
@@ -94,13 +94,18 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
     busy, waits = (fractions(line, column, declarations) for column in (BUSY, WAITS))
     if one_thread:
         return _one_thread(line, _parts(busy, declarations))
-    for crew in declarations.crews:
-        if all(name in line for name in crew.known_by):
-            return _crew(line, crew, busy, declarations)
+    for own in declarations.sentences:
+        if all(name in line for name in own.known_by):
+            return _declared(line, own, busy, declarations)
     if "recorder" not in waits or "learner" not in waits:
         return _program(line, busy, declarations)
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
     for_data = f"The learner waits {percent(learner)} of its time for data"
+    outside = {link: x for link, x in busy.items() if link not in CHAIN and x >= HIGH}
+    if outside and max(actor, learner) >= MUCH:
+        link = max(outside, key=lambda link: outside[link])
+        found = for_data if learner >= actor else f"The actors wait {percent(actor)} of their time for the store"
+        return f"{found}; the {link} is the bottleneck, busy {percent(outside[link])} of its time."
     if "policy" in waits and not refusing:  # central inference: actors wait for actions, and only inference for the store
         inference, full = waits["policy"], line.get("queue_fill", 0.0) >= FULL
         if learner >= MUCH:
@@ -130,20 +135,20 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
     return _queue(line, "the actors wait", "their", actor)
 
 
-def _crew(line: Line, crew: Crew, busy: dict[str, float], declarations: Declarations) -> str:
-    blocked, server = line.get(crew.blocked, 0.0), busy.get(crew.server, 0.0)
-    parts = {link: x for link, x in _parts(busy, declarations).items() if link in crew.parts}
+def _declared(line: Line, own: Sentences, busy: dict[str, float], declarations: Declarations) -> str:
+    blocked, server = line.get(own.blocked, 0.0), busy.get(own.server, 0.0)
+    parts = {link: x for link, x in _parts(busy, declarations).items() if link in own.parts}
     most = max(parts, key=lambda link: parts[link], default="")
     if server >= HIGH or (blocked >= MUCH and server >= 0.5 * blocked):
-        text = crew.served
-    elif line.get(crew.waits, 0.0) >= MUCH:
-        text = crew.idle
-    elif _all_cores(line) or line.get(crew.count, 0) >= line.get("cores", 1):
-        text = crew.cores
+        text = own.served
+    elif line.get(own.waits, 0.0) >= MUCH:
+        text = own.idle
+    elif _all_cores(line) or line.get(own.count, 0) >= line.get("cores", 1):
+        text = own.cores
     else:
-        text = crew.busy
+        text = own.busy
     faster = "faster environments" if most == "environments" else "a smaller network"
-    for field, words in (("part", crew.parts.get(most, "")), ("share", percent(parts.get(most, 0.0))), ("faster", faster)):
+    for field, words in (("part", own.parts.get(most, "")), ("share", percent(parts.get(most, 0.0))), ("faster", faster)):
         text = text.replace(f"{{{field}}}", words)
     return fill(text, line, declarations)
 
@@ -215,10 +220,6 @@ def _central(line: Line, busy: dict[str, float], actor: float, inference: float)
 
 
 def _too_little_data(line: Line, busy: dict[str, float]) -> str:
-    outside = [(x, link) for link, x in busy.items() if link not in CHAIN and x >= HIGH]
-    if outside:
-        most, link = max(outside, key=lambda x: x[0])
-        return f"the {link} is the bottleneck, busy {percent(most)} of its time"
     env, policy, ratio = busy.get("environments", 0.0), busy.get("policy", 0.0), line.get("samples_per_insert", 0)
     more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step"
     if not ratio or line.get("store_once"):

@@ -95,4 +95,9 @@ def estimates(games: Sequence[Sequence[float]], seed: int = 0, resamples: int = 
 def _statistics(games: list[Array]) -> dict[str, Array]:
     """[n] of [n, runs] for each game."""
     means = np.stack([x.mean(1) for x in games], 1)  # [n, games]
-    return {"median": np.median(means, 1), "mean": means.mean(1), "IQM": trimmed_mean(np.concatenate(games, 1).T, 0.25)}
+    return {"median": np.median(means, 1), "mean": means.mean(1), "IQM": interquartile_mean(np.concatenate(games, 1))}
+
+
+def interquartile_mean(x: Array) -> Array:
+    """[n] of [n, scores]: the mean without the lowest and the highest quarter, rounded down."""
+    return trimmed_mean(x.T, 0.25)

@@ -1,6 +1,6 @@
-"""Crews: how the sentence on the bottleneck speaks of programs in which no store lies between actors and a learner.
+"""What is said of the bottleneck of programs in which no store lies between actors and a learner.
 
-A program without a crew gets a sentence that follows from its metrics alone (`watching.bottleneck`).
+A program that declares no sentences gets one that follows from its metrics alone (`watching.bottleneck`).
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Crew:
-    """Processes that act and learn side by side, and what is said of them where there is a bottleneck.
+class Sentences:
+    """Of processes that act and learn side by side: what is said of them where there is a bottleneck.
 
-    The sentences are texts as of a `Metric`. Three more words may be in them: {part} is the part that takes most of their
-    time, as `parts` calls it, {share} how much it takes, {faster} what would make it shorter. A node class declares the
-    crew of its program as `CREW`.
+    They are texts as of a `Metric`. Three more words may be in them: {part} is the part that takes most of their time, as
+    `parts` calls it, {share} how much it takes, {faster} what would make it shorter. A node class declares those of its
+    program as `SENTENCES`.
     """
 
     known_by: tuple[str, ...]  # metrics that every line of such a program has
@@ -29,7 +29,7 @@ class Crew:
 
 
 _SPENT = "{busy/learner} of the time in gradients, {busy/policy} in acting, {busy/env} in environments"
-BUNDLES = Crew(  # of gorila
+BUNDLES = Sentences(  # of gorila
     ("busy/shard", "wait/learner"),
     {},
     busy=f"The bundles are the bottleneck: they spend {_SPENT}: add --bundles.",
@@ -41,7 +41,7 @@ BUNDLES = Crew(  # of gorila
     served="The parameter servers are the bottleneck: they are busy {busy/shard} of their time, and the learners wait "
     "{wait/shards} of theirs for them: add --shards.",
 )
-WORKERS = Crew(  # of a3c: none waits for another
+WORKERS = Sentences(  # of a3c: none waits for another
     ("workers", "busy/env"),
     {"environments": "in environments", "policy": "in their network", "learner": "in updates"},
     busy="The workers spend {share} of their time {part}: add --workers (now {workers:n}), one for each of the {cores:n} "
@@ -50,7 +50,7 @@ WORKERS = Crew(  # of a3c: none waits for another
     "faster.",
     count="workers",
 )
-EVALUATING = Crew(  # of es: a master waits for all of a generation
+EVALUATING = Sentences(  # of es: a master waits for all of a generation
     ("busy/worker", "busy/master"),
     {"environments": "environments", "workers": "network"},
     busy="The workers are the bottleneck, most of the time with the {part}: add --actors (now {actors:n}).",
@@ -64,4 +64,4 @@ EVALUATING = Crew(  # of es: a master waits for all of a generation
     "more learner.pairs in each, or a smaller network.",
 )
 
-CREWS = (BUNDLES, WORKERS, EVALUATING)
+SENTENCES = (BUNDLES, WORKERS, EVALUATING)
