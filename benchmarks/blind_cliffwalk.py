@@ -28,7 +28,7 @@ import torch
 import tyro
 from torch import nn
 
-from veldt.acting.actor import Policy
+from veldt.acting.actor import Policy, ask
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
@@ -150,12 +150,10 @@ def fill(envs: Envs, recorder: Recorder, script: Script, seed: int) -> None:
     """Plays the script to its end."""
     record = envs.reset(seed)
     while True:
-        assert recorder.send(0, record)
-        out = recorder.recv(0)
-        assert out is not None
+        action = ask(recorder, record)["action"]
         if script.done:
             break
-        record = envs.step(out["action"])
+        record = envs.step(action)
     assert recorder.flush(0)
 
 

@@ -15,27 +15,7 @@ a JSON object. All steps are counted outside RLlib's own metrics, by the learner
 
 Ray makes its workers nice (15), so that whatever else runs goes first; here they are not.
 
-What was tried, on two cores that others used too. Steps are those of all processes for each second of CPU time that they
-used, which such company disturbs less than the rate:
-
---wait      0, RLlib's own, has the driver poll for samples without a pause, on a core that runners and learner need: 1,100
-            steps (2,000 with --learners 1); 0.02 s: 3,500 (4,300).
---vectorize sync: 3,500; vector_entry_point (CartPole batched in numpy): 4,200 and 4,900.
---fragment  environment steps of each environment in a round: 20: 2,400; 50, RLlib's own: 4,200 and 4,900; 100: 5,100.
-            So the default, for the rates, is 100; but rounds of 20 learn from fewer steps.
---in-flight 2 rounds at once for each runner: 4,400, no clear gain over 1, and weights are older.
---learners  1, a process of its own: 3,400, against 4,200 in the driver's.
-
-And environment steps until 20 greedy episodes average 475, one run each:
-
-    --fragment 50 --lr 5e-4 --entropy 0             205,000 (its tuned example, but for the network)
-    --fragment 50 --lr 3e-3 --entropy 0             64,000
-    --fragment 50 --lr 3e-3                         49,000, 163,000; --learners 1: 71,000; --in-flight 2: not in 254,000
-    --fragment 50 --lr 5e-3                         25,000
-    --fragment 20 --lr 2e-3 --entropy 0             32,000
-    --fragment 20 --lr 3e-3                         16,000, 23,000, 23,000; two rounds an update: 82,000
-    --fragment 20 --lr 5e-3                         8,000, 29,000, 37,000, 92,000
-    --fragment 20 --lr 3e-3 --vf-coeff 0.5          130,000 (with relu and gradients clipped to a norm of 1)
+docs/results/impala.md has what was tried, and why these are the defaults.
 """
 
 from __future__ import annotations

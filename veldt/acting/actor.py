@@ -69,6 +69,13 @@ def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
     return {"send": Examples([(0, zeros(env.step, n))], [zeros({"action": env.action}, n)], StepCheck(env, n))}
 
 
+def ask(policy: Policy, record: Tree) -> Tree:
+    """What a policy that answers at once gives for this record."""
+    sent, out = policy.send(0, record), policy.recv(0)
+    assert sent and out is not None
+    return out
+
+
 class Actor:
     """A worker: each `step()` steps every group of environments whose actions the policy has ready."""
 
@@ -249,9 +256,7 @@ def evaluate(
     for _ in range(2 * max_length * int(share.max())):
         if stopping():
             return None
-        sent, out = policy.send(0, record), policy.recv(0)
-        assert sent and out is not None
-        previous, record = record, envs.step(out["action"])
+        previous, record = record, envs.step(ask(policy, record)["action"])
         waiting &= ~record["first"]
         total += record["reward"]
         length += ~previous["last"]

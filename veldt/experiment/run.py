@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from veldt import callables
-from veldt.acting.actor import Evaluation, evaluate
+from veldt.acting.actor import Evaluation, ask, evaluate
 from veldt.acting.trained import TrainedPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.env_kwargs import as_names
@@ -286,10 +286,7 @@ def record_video(
             frames.append(_frame(envs))
             if record["last"][0]:
                 break
-            policy.send(0, record)
-            out = policy.recv(0)
-            assert out is not None
-            record = envs.step(out["action"])
+            record = envs.step(ask(policy, record)["action"])
     _write(path, frames, fps)
     return len(frames)
 
