@@ -12,9 +12,8 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 
 from veldt.bounds import above, check
-from veldt.envs import is_atari
-from veldt.envs.atari import find_protocol
-from veldt.errors import UserError
+from veldt.envs.atari import frame_skip
+from veldt.errors import UserError, count
 from veldt.experiment.directory import MAY_CHANGE, read_settings
 from veldt.foreign import printable
 from veldt.watching.plot import Curve, Look, check_image, draw, group
@@ -56,12 +55,9 @@ def run(argv: list[str]) -> int:
         return 0
     groups = group(read_all(args.runs, read_curve))
     draw(groups, out, Look(args.x or "", log=args.log or "", smooth=args.smooth, iqm=args.iqm))
-    print(f"{out}: {'; '.join(f'{name} ({count(len(curves))})' for name, curves in groups.items())}")
+    drawn = (f"{name} ({count(len(curves), 'run')})" for name, curves in groups.items())
+    print(f"{out}: {'; '.join(drawn)}")
     return 0
-
-
-def count(n: int) -> str:
-    return f"{n} run{'' if n == 1 else 's'}"
 
 
 def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read]:
@@ -82,7 +78,6 @@ def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read
 def read_curve(path: Path) -> Curve:
     """The learning curve of a run, with the settings that distinguish it from other runs."""
     curve, settings = Curve.read(path), read_settings(path / "config.yaml")
-    atari = is_atari(str(settings.get("env", "")))
-    skip = find_protocol(str(settings.get("protocol", ""))).frame_skip if atari else 1
+    skip = frame_skip(str(settings.get("env", "")), str(settings.get("protocol", "")))
     settings = {name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}}
     return replace(curve, settings=settings, frame_skip=skip)

@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -145,13 +145,21 @@ class Checkpoints:
 
     def weights(self) -> Tree | None:
         """The weights of the newest checkpoint that verifies, even while a run writes and deletes checkpoints there."""
+        return self._weights("", lambda: self.load(blocks=False))
+
+    def best_weights(self) -> Tree | None:
+        """As `weights`, of the best evaluation."""
+        return self._weights("best-", self.best)
+
+    def _weights(self, prefix: str, find: Callable[[], Checkpoint | None]) -> Tree | None:
         for _ in range(RETRIES):
-            before = self._paths()
+            before = self._paths(prefix)
             try:
-                checkpoint = self.load(blocks=False)
-                return None if checkpoint is None else checkpoint.weights()
+                checkpoint = find()
+                if checkpoint is not None or self._paths(prefix) == before:
+                    return None if checkpoint is None else checkpoint.weights()
             except (UserError, FileNotFoundError):
-                if self._paths() == before:
+                if self._paths(prefix) == before:
                     raise
         raise UserError(f"{self.directory} changes faster than it can be read; try again.")
 
@@ -165,19 +173,6 @@ class Checkpoints:
             except Corrupt as error:
                 log.warning("checkpoint %s is not used: %s", path.name, error)
         return None
-
-    def best_weights(self) -> Tree | None:
-        """As `weights`; a run may replace them meanwhile."""
-        for _ in range(RETRIES):
-            before = self._paths("best-")
-            try:
-                checkpoint = self.best()
-                if checkpoint is not None or self._paths("best-") == before:
-                    return None if checkpoint is None else checkpoint.weights()
-            except (UserError, FileNotFoundError):
-                if self._paths("best-") == before:
-                    raise
-        raise UserError(f"{self.directory} changes faster than it can be read; try again.")
 
     def save_best(self, weights: Tree, info: dict[str, Any]) -> bool:
         """Replaces the best weights. `info` is what was evaluated: env_steps, learner_steps, mean_return."""

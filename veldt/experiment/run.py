@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from veldt import callables
-from veldt.acting.actor import Evaluation, evaluate
+from veldt.acting.actor import Evaluation, ask, evaluate
 from veldt.acting.trained import TrainedPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.env_kwargs import as_names
@@ -27,7 +27,7 @@ from veldt.experiment import recipes, saved_spec
 from veldt.experiment.changes import ON_RESUME
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import default_directory, load_config, require_trust
+from veldt.experiment.directory import config_of, default_directory, load_config, require_trust
 from veldt.experiment.env_names import name_of, with_env
 from veldt.experiment.listening import Callbacks, CheckpointSaved, EvaluationDone, LogLine
 from veldt.experiment.prepare import check_device
@@ -69,9 +69,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        if not (self.path / "config.yaml").exists():
-            raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
-        return load_config(self.path / "config.yaml", self.trust)
+        return load_config(config_of(self.path), self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -288,10 +286,7 @@ def record_video(
             frames.append(_frame(envs))
             if record["last"][0]:
                 break
-            policy.send(0, record)
-            out = policy.recv(0)
-            assert out is not None
-            record = envs.step(out["action"])
+            record = envs.step(ask(policy, record)["action"])
     _write(path, frames, fps)
     return len(frames)
 
