@@ -31,6 +31,7 @@ COMMANDS = {
     "report": "make a results page: veldt report runs/* -o results",
     "top": "watch a run: veldt top runs/my-run",
     "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
+    "pbt": "population-based training: veldt pbt FILE.yaml",
     "bench": "measure this machine: veldt bench learner",
 }
 
