@@ -1,5 +1,6 @@
 """The crew of a population: processes that train quanta, one after the other. Each imports torch once, and dies with us."""
 
+import contextlib
 import json
 import os
 import queue
@@ -114,12 +115,14 @@ class _Worker:
                 text=True,
                 start_new_session=True,
             )
-        threading.Thread(target=self._read, args=(replies,), name="replies", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(replies,), name="replies", daemon=True)
+        self._reader.start()
 
     def _read(self, replies: "queue.Queue[tuple[_Worker, str]]") -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            replies.put((self, line))
+        with self.process.stdout as lines:
+            for line in lines:
+                replies.put((self, line))
         self.process.wait()
         replies.put((self, ""))
 
@@ -127,11 +130,9 @@ class _Worker:
         self.job, self._since = job, time.monotonic()
         values = {"config_file": str(job.config_file), "run": str(job.run), "until": job.until, "local": job.local}
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # it has died: `_read` reports that
             self.process.stdin.write(json.dumps(values) + "\n")
             self.process.stdin.flush()
-        except OSError:  # it has died: `_read` reports that
-            pass
 
     def kill_if_late(self) -> None:
         if self.job is not None and time.monotonic() - self._since > self.job.timeout_s:
@@ -140,10 +141,10 @@ class _Worker:
 
     def close(self) -> None:
         self.process.kill()
-        try:
-            self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            pass
+        self._reader.join(5.0)  # it waits for the process
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # what it did not read
+            self.process.stdin.close()
 
 
 def serve() -> None:
