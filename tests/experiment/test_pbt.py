@@ -375,9 +375,9 @@ def test_in_rounds_it_does_not_matter_how_many_are_trained_at_once(tmp_path: Pat
 def test_a_directory_of_another_population_and_a_lineage_that_was_changed_are_refused(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, steps=300)
     trained(spec, tmp_path / "d")
-    check_same(replace(spec, at_once=2), tmp_path / "d")
-    with pytest.raises(UserError, match="holds another population: ready is 300 there and 100 here"):
-        check_same(spec_of(tmp_path, steps=300, ready=100), tmp_path / "d")
+    check_same(spec.plain | {"at_once": 2}, tmp_path / "d" / "population.yaml")
+    with pytest.raises(UserError, match="was started with another file: ready is 300 there and 100 here"):
+        check_same(spec_of(tmp_path, steps=300, ready=100).plain, tmp_path / "d" / "population.yaml")
     lines = (tmp_path / "d" / "lineage.jsonl").read_text().splitlines()
     for text, says in (
         ("\n".join(lines[:2] + lines[3:]), "member 3 was born"),

@@ -29,7 +29,7 @@ from veldt.errors import UserError
 from veldt.experiment.directory import exclusive
 from veldt.experiment.populations.crew import Processes
 from veldt.experiment.populations.roster import number
-from veldt.experiment.populations.scheduler import Scheduler, check_same
+from veldt.experiment.populations.scheduler import FILE, Scheduler, check_same
 from veldt.experiment.populations.spec import Spec, read_spec
 from veldt.experiment.session import Interrupted
 from veldt.experiment.sweep import slug
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
         spec = replace(spec, copy_store=True, plain={**spec.plain, "copy_store": True})
     spec = replace(spec, at_once=args.at_once or spec.at_once)
     directory = args.dir or Path("populations") / slug(spec.name)
-    check_same(spec, directory)
+    check_same(spec.plain, directory / FILE)
     if args.plot:
         if not directory.is_dir():
             raise UserError(f"There is no {directory} yet; leave out --plot to train the population.")

@@ -120,6 +120,9 @@ class Range:
             changed = value + step
         return self._clip(changed)
 
+    def holds(self, value: Any) -> bool:
+        return value in self.choices if self.kind == "choices" else self.low <= value <= self.high
+
     def _clip(self, value: float) -> int | float:
         value = min(max(value, self.low), self.high)
         return round(value) if self.whole else float(f"{value:.{DIGITS}g}")

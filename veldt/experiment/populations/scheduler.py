@@ -9,6 +9,7 @@ DIR/population.yaml       the file that was run
 """
 
 import logging
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import yaml
 
 from veldt.errors import UserError
 from veldt.experiment.checkpoint import Checkpoints
+from veldt.experiment.directory import read_yaml
 from veldt.experiment.populations.crew import Crew, Job
 from veldt.experiment.populations.population import Member, Outcome, Population
 from veldt.experiment.populations.roster import Roster
@@ -24,7 +26,6 @@ from veldt.experiment.populations.spec import Spec
 from veldt.experiment.populations.transplant import transplant
 from veldt.experiment.settings import as_plain
 from veldt.files import replace_text
-from veldt.foreign import read_text
 from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
 from veldt.watching.lineage import Line, Lineage, read_lineage
@@ -35,19 +36,16 @@ MAY_DIFFER = ("name", "at_once", "timeout_s")  # keys of the file in which a pop
 FILE = "population.yaml"
 
 
-def check_same(spec: Spec, directory: Path) -> None:
-    """Raises a UserError if the directory holds another population."""
-    file = directory / FILE
+def check_same(plain: dict[str, Any], file: Path, may_differ: Container[str] = MAY_DIFFER) -> None:
+    """Raises a UserError if the directory's file asks for something else."""
     if not file.exists():
         return
-    theirs = yaml.safe_load(read_text(file))
+    theirs = read_yaml(file)
     theirs = theirs if isinstance(theirs, dict) else {}
-    for key in sorted(theirs.keys() | spec.plain.keys()):
-        if key not in MAY_DIFFER and theirs.get(key) != spec.plain.get(key):
-            raise UserError(
-                f"{directory} holds another population: {key} is {theirs.get(key)!r} there and {spec.plain.get(key)!r} "
-                "here; choose another --dir."
-            )
+    for key in sorted(theirs.keys() | plain.keys()):
+        if key not in may_differ and theirs.get(key) != plain.get(key):
+            there = f"{key} is {theirs.get(key)!r} there and {plain.get(key)!r} here"
+            raise UserError(f"{file} was started with another file: {there}; choose another --dir.")
 
 
 class Scheduler:

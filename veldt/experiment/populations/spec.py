@@ -120,7 +120,7 @@ def _spec(values: Any, stem: str, trust: bool) -> Spec:
     name = str(values.get("name", stem))
     if not slug(name):
         raise UserError(f"name {name!r} must have a letter or a digit.")
-    size, ready = (_count(values, key, required=True) for key in ("population", "ready"))
+    size, ready = (natural(values, key, required=True) for key in ("population", "ready"))
     if size > MOST:
         raise UserError(f"population must be at most {MOST:,}, not {size:,}.")
     base = _base(values, trust)
@@ -136,9 +136,9 @@ def _spec(values: Any, stem: str, trust: bool) -> Spec:
         ready,
         ranges,
         first,
-        seed=_count(values, "seed", 0, least=0),
-        warm_up=_count(values, "warm_up", 0, least=0),
-        at_once=_count(values, "at_once", 1),
+        seed=natural(values, "seed", 0, least=0),
+        warm_up=natural(values, "warm_up", 0, least=0),
+        at_once=natural(values, "at_once", 1),
         timeout_s=read_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
         order=order,
         copy_store=copy_store,
@@ -159,13 +159,13 @@ def _base(values: dict[str, Any], trust: bool) -> Setting:
     for name, why in NOT_SET.items():
         if name in common:
             raise UserError(f"set: {name} cannot be set here: {why}.")
-    steps, episodes = _count(values, "steps", required=True), _count(values, "episodes", 10)
+    steps, episodes = natural(values, "steps", required=True), natural(values, "episodes", 10)
     fixed = {"steps": steps, "eval.episodes": episodes, "checkpoint.every": 0, "checkpoint.keep": 2}
     fixed |= {} if "eval.every" in common else {"eval.every": 2 * steps}  # only those that fitness needs
     return make_setting(str(values["recipe"]), {"recipe": values["recipe"], "env": values["env"], **common, **fixed}, trust)
 
 
-def _count(values: dict[str, Any], key: str, default: int = 0, required: bool = False, least: int = 1) -> int:
+def natural(values: dict[str, Any], key: str, default: int = 0, required: bool = False, least: int = 1) -> int:
     if required and key not in values:
         raise UserError(f"There is no {key}; add {key}: NUMBER.")
     found = read_number(key, values.get(key, default), positive=least > 0, whole=True)
