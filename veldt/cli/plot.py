@@ -1,6 +1,7 @@
 """Plots returns against env steps and against time or, with --rates, the rates of each part of the run.
 
-Runs that differ only in their seed become one curve. Example: veldt plot runs/* -o curves.png
+Runs that differ only in their seed become one curve. Of a population (veldt pbt): its family tree, what was tuned, and the
+fitness. Example: veldt plot runs/* -o curves.png
 """
 
 import sys
@@ -16,7 +17,9 @@ from veldt.envs.atari import frame_skip
 from veldt.errors import UserError, count
 from veldt.experiment.directory import MAY_CHANGE, read_settings
 from veldt.foreign import printable
+from veldt.watching.lineage import FILE
 from veldt.watching.plot import Curve, Look, check_image, draw, group
+from veldt.watching.plot_lineage import draw_lineage
 from veldt.watching.plot_rates import Rates, draw_rates
 
 Read = TypeVar("Read", Curve, Rates)
@@ -46,8 +49,15 @@ def run(argv: list[str]) -> int:
     if not args.runs:
         raise UserError("Name the runs to plot, for example: veldt plot runs/* -o curves.png")
     check(args)
-    out = args.out or Path("rates.png" if args.rates else "curves.png")
+    populations = [path for path in args.runs if (path / FILE).exists()]
+    out = args.out or Path("rates.png" if args.rates else "population.png" if populations else "curves.png")
     check_image(out)
+    if populations:
+        if len(args.runs) > 1:
+            raise UserError(f"{populations[0]} is a population: draw it alone, or name runs in it, such as member-0.")
+        draw_lineage(populations[0], out)
+        print(f"{out}: the population {populations[0]}")
+        return 0
     if args.rates:
         rates = read_all(args.runs, Rates.read)
         draw_rates(rates, out)

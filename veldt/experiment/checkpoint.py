@@ -77,6 +77,16 @@ class Checkpoint:
             raise UserError(f"{self.path}: {why}; delete that checkpoint to use the previous one.") from None
         return weights
 
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Of all nodes. Raises what reading and taking apart a file can raise."""
+        state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in self.manifest["nodes"].items()}
+        for key, array in load_file(self.path / STATE).items():
+            node, _, name = key.partition(":")
+            state[node][name] = array
+        for node in self.manifest["weights"]:
+            state[node] |= {f"weights/{name}": array for name, array in self.weights(node).items()}
+        return state
+
 
 class Checkpoints:
     def __init__(self, directory: Path, keep: int = 2, with_stores: bool = True) -> None:
@@ -217,14 +227,21 @@ class Checkpoints:
             )
         return damaged
 
+    def at(self, number: int) -> Checkpoint:
+        """The checkpoint of this number. Raises Corrupt."""
+        return self._verify(self.directory / f"{number:06d}")
+
+    def add(self, state: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
+        """A checkpoint that no running nodes made; its blocks are there already."""
+        final = self.directory / f"{manifest['number']:06d}"
+        self._place(final, state, manifest)
+        sync_directory(self.directory)
+        self._point_to(final)
+        self._prune(final)
+
     def restore(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
-        state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in checkpoint.manifest["nodes"].items()}
         try:
-            for key, array in load_file(checkpoint.path / STATE).items():
-                node, _, name = key.partition(":")
-                state[node][name] = array
-            for node in checkpoint.manifest["weights"]:
-                state[node] |= {f"weights/{name}": array for name, array in checkpoint.weights(node).items()}
+            state = checkpoint.state()
             for name, part in nodes.state().items():
                 check_like(name, state.get(name, part), part)
             for name in nodes.stores().keys() & state.keys():

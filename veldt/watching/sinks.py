@@ -40,6 +40,10 @@ class JsonLines:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
         append_whole(self._handle, (json.dumps(finite) + "\n").encode())
 
+    def sync(self) -> None:
+        """What was written is on the disk."""
+        os.fsync(self._handle)
+
     def close(self) -> None:
         os.close(self._handle)
 
