@@ -157,7 +157,7 @@ def test_flags_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_stores_that_fit_alone_but_not_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "available_memory", lambda: 10**9)
+    monkeypatch.setattr("veldt.experiment.sweep.available_memory", lambda: 10**9)
     spec = read_spec(written(tmp_path / "x.yaml", set=SET | {"store.capacity": "0.5GB"}))
     trials = spec.trials(tmp_path)
     Sweep(spec, trials, at_once=1).check_memory()
