@@ -263,6 +263,20 @@ class Config:
             raise UserError(f"actor.block ({self.actor.block}) must be a multiple of algorithm.stride ({window.stride}).")
         return Schema(rows, window, self.actor.block or window.stride, self.algorithm.state(env))
 
+    def learner_schema(self, env: EnvSpec) -> Schema:
+        """Of what the learner samples."""
+        return self.schema(env)
+
+    @property
+    def sample_size(self) -> int:
+        """Items of one sample of the store."""
+        return int(self.learner.batch * self.learner.prefetch)
+
+    @property
+    def samples_per_step(self) -> float:
+        """How often the learner learns from each env step; 0: no limit."""
+        return self.store.samples_per_insert
+
     @property
     def refresh(self) -> int:
         return int(self.actor.refresh or self.actor.block or self.algorithm.window.stride)
