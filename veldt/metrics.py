@@ -247,6 +247,9 @@ NODES: dict[str, Metrics] = {
     "store": STORE + DEMOS,
     "learner": LEARNER,
     "shard": SHARD,
+    "bellman": BELLMAN,
+    "targets": TARGETS,
+    "labelled": LABELLED,
 }
 NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "evaluated": (), "counters": ()}
 

@@ -22,11 +22,11 @@ class LabelsConfig:
 
     batch: Annotated[int, above(0)] = 64
     """Transitions that an updater labels at a time."""
-    capacity: str = "20_000"
-    """Labels (20_000) or bytes (2GB)."""
+    capacity: str = "10_000"
+    """Labels (10_000) or bytes (2GB)."""
     min_size: Annotated[int, at_least(0)] = 1_000
     """Labels that the store must hold before learning starts."""
-    samples_per_label: Annotated[float, at_least(0)] = 4.0
+    samples_per_label: Annotated[float, at_least(0)] = 8.0
     """How often a label is sampled on average; 0: updaters and learner do not wait for each other."""
     max_age: Annotated[int, at_least(0)] = 2_000
     """Labels are dropped when their target networks are more than this many updates old; 0: never."""
@@ -75,14 +75,14 @@ def qt_opt(env: str) -> QTOptConfig:
         actor=GaussianConfig(hold=8),
         eval=replace(base.eval, every=10_000),
         checkpoint=CheckpointConfig(every=50_000),
-        store=StoreConfig(capacity="100_000", min_size=1_000, samples_per_insert=8.0),
-        learner=LearnerConfig(batch=256, lr=1e-3, anneal=True, clip_norm=10.0, publish_every=10, prefetch=2),
-        algorithm=QTOpt(gamma=0.99, normalize_obs=True),
-        targets=TargetsConfig(average=0.99, lag=100, publish_every=10),
+        store=StoreConfig(capacity="100_000", min_size=1_000, samples_per_insert=4.0),
+        learner=LearnerConfig(batch=128, lr=1e-3, anneal=True, clip_norm=10.0, publish_every=10, prefetch=2),
+        algorithm=QTOpt(gamma=0.99, n=3, normalize_obs=True),
+        targets=TargetsConfig(average=0.98, lag=40),
     )
     name = env.rpartition(":")[2]
     if name.startswith("veldt/TwoGoals"):  # returns of 0 or 1
-        return replace(config, steps=40_000, algorithm=QTOpt(gamma=0.9, objective="cross-entropy"))
+        return replace(config, steps=20_000, algorithm=QTOpt(gamma=0.9, objective="cross-entropy"))
     if name.startswith("veldt/Grasp"):
         return replace(
             config,
@@ -91,6 +91,6 @@ def qt_opt(env: str) -> QTOptConfig:
             store=StoreConfig(capacity="50_000", min_size=1_000, samples_per_insert=4.0),
             learner=replace(config.learner, batch=64, lr=5e-4),
             algorithm=QTOpt(gamma=0.9, objective="cross-entropy", binary=(2,), random=0.05),
-            targets=TargetsConfig(average=0.995, lag=500, publish_every=10),
+            targets=TargetsConfig(average=0.99, lag=100),
         )
     return config
