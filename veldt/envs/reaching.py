@@ -149,7 +149,7 @@ def grasp_script(env: gym.Env[Any, Any]) -> Callable[[Array], Array]:
         nonlocal target, depth, closing
         rng = game.np_random
         if game.t == 0:
-            target, depth, closing = rng.uniform(LEFT, RIGHT), rng.uniform(1, 12), False
+            target, depth, closing = rng.uniform(LEFT, RIGHT), rng.uniform(1, 16), False
         closing = closing or game.z < depth or game.t >= 7
         right = np.clip((target - game.x) / SPEED, -1, 1)
         up = 1.0 if game.closed and closing else -1.0
