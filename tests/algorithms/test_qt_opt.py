@@ -76,6 +76,18 @@ def test_the_second_round_is_fitted_to_the_elites_and_not_narrower_than_the_floo
     assert all(abs(float(x) - 0.1) < 0.02 for x in q.calls[2].std(1)[0]), "one elite has no spread of its own"
 
 
+def test_the_best_of_all_rounds_is_returned() -> None:
+    values: list[Tensor] = []
+
+    def q(a: Tensor) -> Tensor:
+        """Every round is worth less than the one before."""
+        values.append(torch.rand(a.shape[:2], generator=torch.Generator().manual_seed(len(values))) - len(values))
+        return values[-1]
+
+    _, found = maximise(q, torch.zeros(6, 1), 2, (), np.random.default_rng(0), rounds=3)
+    assert len(values) == 3 and (found == values[0].amax(1)).all()
+
+
 def test_states_are_searched_each_by_itself() -> None:
     """One state's samples do not depend on the values of another."""
     q = Bumps(5, 2, seed=3)
