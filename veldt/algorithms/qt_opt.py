@@ -37,6 +37,7 @@ from veldt.records.tree import Array, Spec, Tree, spec
 from veldt.seeds import Random
 
 LABEL, LABELLED_AT = "label", "labelled_at"  # columns of labelled transitions: the target, and the version that made it
+UNLIKELY = -3.0  # what a sigmoid value begins with: a chance of 0.05
 LEAST_CHANCE = 0.05  # of each value of a binary element, in any round
 
 
@@ -55,6 +56,7 @@ class QNetwork(nn.Module):
         hidden: tuple[int, ...],
         normalize: bool = False,
         sight: Torso | None = None,
+        start: float = 0.0,  # of the output
     ) -> None:
         super().__init__()
         self.vector = vector
@@ -69,6 +71,7 @@ class QNetwork(nn.Module):
         self.output = nn.Linear(hidden[-1], 1)
         for parameter in self.output.parameters():
             nn.init.uniform_(parameter, -3e-3, 3e-3)
+        nn.init.constant_(self.output.bias, start)
         self.register_buffer("center", torch.from_numpy(low / 2 + high / 2).float())
         self.register_buffer("radius", torch.from_numpy(high / 2 - low / 2).float())
 
@@ -182,7 +185,9 @@ class QTOpt(ActionValues):
         size = vector(blank).shape[1] if vector.keys else 0
         if len(vector.keys) < len(env.observation):
             sight = torso_for(*how, hidden=(), only_pictures=True)
-        return QNetwork(vector, size, env.action_space, self.hidden, self.normalize_obs, sight)
+        # Few episodes succeed at first: a sigmoid that starts at a half would have to fall everywhere, a step at a time.
+        start = UNLIKELY if self.objective == "cross-entropy" else 0.0
+        return QNetwork(vector, size, env.action_space, self.hidden, self.normalize_obs, sight, start)
 
     def best(self, net: QNetwork, x: Tensor, rng: Random) -> tuple[Tensor, Tensor]:
         """The maximising actions [B, A] in the states that the network saw, and their values [B] before any sigmoid."""

@@ -91,6 +91,7 @@ def qt_opt(env: str) -> QTOptConfig:
             store=StoreConfig(capacity="50_000", min_size=1_000, samples_per_insert=4.0),
             learner=replace(config.learner, batch=64, lr=5e-4),
             algorithm=QTOpt(gamma=0.9, objective="cross-entropy", binary=(2,), random=0.05),
-            targets=TargetsConfig(average=0.99, lag=100),
+            labels=LabelsConfig(capacity="2_000", min_size=500),
+            targets=TargetsConfig(average=0.98, lag=40),
         )
     return config
