@@ -93,8 +93,8 @@ class EvalConfig:
     episodes: Annotated[int, above(0)] = 10
     """Greedy episodes in one evaluation."""
     epsilon: Annotated[float, between(0, 1)] = 0.0
-    """Fraction of random actions. apex-dpg: standard deviation of the noise. impala: fraction of the actions that are
-    sampled from the policy instead of being the most likely one."""
+    """Fraction of random actions. apex-dpg, qt-opt: standard deviation of the noise. impala: fraction of the actions that
+    are sampled from the policy instead of being the most likely one."""
     max_length: Annotated[int, above(0)] = 27_000
     """Steps after which an evaluation cuts an episode off (the default is 108K Atari frames)."""
 
