@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import veldt.envs  # noqa: F401  (registers them)
-from veldt.envs.reaching import LIFT, SPEED, TABLE, Grasp, TwoGoals, grasp_script
+from veldt.envs.reaching import LIFT, SPEED, TABLE, Grasp, TwoGoals, anywhere, grasp_script
 
 
 def total(env: Any, act: Any, seed: int) -> float:
@@ -36,6 +36,16 @@ def test_both_goals_are_right_and_what_lies_between_them_is_not() -> None:
     rng = np.random.default_rng(0)
     found = np.mean([total(env, lambda obs: rng.uniform(-1, 1, 2), seed) for seed in range(3_000)])
     assert found == pytest.approx(2 * np.pi * 0.25**2 / 4, abs=0.02)
+
+
+def test_a_decoy_earns_half_and_is_where_most_of_the_nearer_actions_lead() -> None:
+    env = gym.make("veldt/TwoGoals-v0", decoy=True)
+    assert all(total(env, lambda obs: 0.7 * obs, seed) == 1 for seed in range(50))
+    assert all(total(env, lambda obs: -0.4 * obs, seed) == 0.5 for seed in range(50))
+    assert all(total(env, lambda obs: 0.0 * obs, seed) == 0.5 for seed in range(50)), "the middle is in the decoy"
+    assert not any(total(env, lambda obs: 0.3 * obs, seed) for seed in range(50)), "and there is nothing between"
+    found = [total(env, anywhere(env), seed) for seed in range(2_000)]
+    assert np.mean(np.array(found) == 1) == pytest.approx(np.pi * 0.25**2 / 4, abs=0.015)
 
 
 def test_opposite_goals_look_the_same() -> None:

@@ -20,25 +20,40 @@ class TwoGoals(gym.Env[Array, Array]):
     The observation is the angle of g, doubled, so that it does not tell g from -g. The value has two modes in every state,
     and between them, where their mean lies, it is 0. No continuous policy is always right: as the observation goes round
     once, a goal that is followed ends up as the other one.
+
+    With `decoy` the observation tells them apart, and only +g earns 1; within 0.5 of -0.4 g, where most of the nearer
+    actions are, an action earns 0.5. Who follows the slope of the value from the middle ends up there.
     """
 
-    def __init__(self, distance: float = 0.7, radius: float = 0.25) -> None:
-        self.distance, self.radius, self.angle = distance, radius, 0.0
+    def __init__(self, distance: float = 0.7, radius: float = 0.25, decoy: bool = False) -> None:
+        self.distance, self.radius, self.decoy, self.angle = distance, radius, decoy, 0.0
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         super().reset(seed=seed)
-        self.angle = float(self.np_random.uniform(0, np.pi))
+        self.angle = float(self.np_random.uniform(0, 2 * np.pi))
         return self._observe(), {}
 
     def step(self, action: Array) -> Step:
         goal = self.distance * np.array([np.cos(self.angle), np.sin(self.angle)])
+        if self.decoy:
+            near = np.linalg.norm(action + 0.4 / self.distance * goal) <= 0.5
+            found = np.linalg.norm(action - goal) <= self.radius
+            return self._observe(), 1.0 if found else 0.5 * float(near), True, False, {}
         missed = min(np.linalg.norm(action - goal), np.linalg.norm(action + goal))
         return self._observe(), float(missed <= self.radius), True, False, {}
 
     def _observe(self) -> Array:
-        return np.array([np.cos(2 * self.angle), np.sin(2 * self.angle)], np.float32)
+        angle = self.angle if self.decoy else 2 * self.angle
+        return np.array([np.cos(angle), np.sin(angle)], np.float32)
+
+
+def anywhere(env: gym.Env[Any, Any]) -> Callable[[Array], Array]:
+    """Uniformly random actions."""
+    space, rng = env.action_space, env.unwrapped.np_random
+    assert isinstance(space, spaces.Box)
+    return lambda obs: rng.uniform(space.low, space.high).astype(np.float32)
 
 
 SIZE, TABLE = 48, 45  # pixels of the image, and the row of the table
