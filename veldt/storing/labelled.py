@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veldt.counters import Counters
-from veldt.metrics import DEMOS, LABELLED, STORE
+from veldt.metrics import LABELLED
 from veldt.ports import Source
 from veldt.records.block import Block
 from veldt.records.tree import Array
@@ -72,8 +72,6 @@ class Labelled(Replay):
 class Logged(Mixture):
     """Logged data (demonstrations) beside the run's own steps, whose fraction is ramped up. Before there are `least` items
     of the run's own, all are logged: learning starts offline."""
-
-    METRICS: ClassVar = (*STORE, *DEMOS)
 
     def __init__(self, demos: Replay, fraction: Callable[[], float], least: int, *own: Any, **options: Any) -> None:
         """`fraction()` is the probability, now, that an item is of the run's own steps."""
