@@ -34,6 +34,8 @@ class Train:
     """The run's directory (default: a new one in runs/)."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Settings from a YAML file, such as config.yaml of another run; flags override them."""
+    until: int | None = None
+    """Pause at this number of env steps; veldt resume goes on. Schedules still take --steps."""
     quiet: bool = False
     """Print nothing while training."""
     trust: bool = False
@@ -65,7 +67,7 @@ def run(argv: list[str]) -> int:
             ["recipe", *(name for name in asks(args.config) if _flag(name) in words)],
         )
     refuse_without_effect(args.config, default.config)
-    train(args.config, run=args.run, quiet=args.quiet)
+    train(args.config, run=args.run, quiet=args.quiet, until=args.until)
     return 0
 
 

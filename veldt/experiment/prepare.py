@@ -251,7 +251,7 @@ def make_gate(config: Config, token: str = "") -> GateSettings:
 def introduction(prepared: Prepared, path: Path) -> list[str]:
     config, env, net, store = prepared.config, prepared.env, prepared.net, prepared.store
     history, learner = config.algorithm.window.history, config.learner
-    seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in env.observation.items())
+    seen = ", ".join(f"{name} {c}" for name, c in env.observation.items())
     keys = getattr(config.algorithm, "stacked", ()) or [name.removeprefix("obs/") for name in env.observation]
     stacking = f"; stacks {history} of {', '.join(keys)}" if history > 1 else ""
     network = type(getattr(net, "torso", net)).__name__

@@ -31,14 +31,6 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def flat_dict(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The same of nested dicts, as in a file."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= flat_dict(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out
-
-
 def as_plain(config: Any) -> dict[str, Any]:
     """A config as nested dicts of numbers, strings and lists, for YAML and JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))

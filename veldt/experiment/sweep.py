@@ -127,7 +127,7 @@ def slug(name: str) -> str:
     return short
 
 
-class _Loader(YamlLoader):
+class Loader(YamlLoader):
     """YAML in which a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -143,7 +143,7 @@ def read_spec(path: Path, trust: bool = False) -> Spec:
 
     `trust`: the environments may be code.
     """
-    values = read_yaml(named(path), _Loader)
+    values = read_yaml(named(path), Loader)
     try:
         return _spec(values, path.stem, trust)
     except UserError as error:
@@ -163,15 +163,15 @@ def _spec(values: Any, stem: str, trust: bool) -> Spec:
         name,
         _read_settings(values, trust),
         seeds,
-        at_once=int(_number("at_once", values.get("at_once", 1), whole=True)),
-        episodes=int(_number("episodes", values.get("episodes", 20), whole=True)),
-        reach=None if reach is None else _number("reach", reach, positive=False),
-        timeout_s=_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
+        at_once=int(read_number("at_once", values.get("at_once", 1), whole=True)),
+        episodes=int(read_number("episodes", values.get("episodes", 20), whole=True)),
+        reach=None if reach is None else read_number("reach", reach, positive=False),
+        timeout_s=read_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
         plain={**values, "name": name, "seeds": list(seeds)},
     )
 
 
-def _number(name: str, value: Any, positive: bool = True, whole: bool = False) -> float:
+def read_number(name: str, value: Any, positive: bool = True, whole: bool = False) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # YAML reads 1e3 as a string
     except (TypeError, ValueError):
@@ -200,23 +200,23 @@ def _read_seeds(value: Any) -> tuple[int, ...]:
 
 def _read_settings(values: dict[str, Any], trust: bool) -> tuple[Setting, ...]:
     base: dict[str, Any] = {key: values[key] for key in ("recipe", "env") if key in values}
-    common = _overrides("set", values.get("set"))
+    common = overrides("set", values.get("set"))
     for key in ("recipe", "env"):
         if key in common:
             raise UserError(f"set: {key} is a key of its own, outside of set.")
-    named = _mapping("settings", values.get("settings")) or {"": {}}
+    named = mapping("settings", values.get("settings")) or {"": {}}
     out: list[Setting] = []
     for (name, own), (combination, chosen) in itertools.product(named.items(), _grid(values.get("grid")).items()):
-        own = _overrides(f"settings: {name}", own)
+        own = overrides(f"settings: {name}", own)
         for key in own.keys() & chosen.keys():
             raise UserError(f"settings: {name}: {key} is in the grid as well.")
         label = ", ".join(x for x in (name, combination) if x) or str(base.get("recipe", ""))
-        out.append(_setting(label, {**base, **common, **own, **chosen}, trust))
+        out.append(make_setting(label, {**base, **common, **own, **chosen}, trust))
     _check_slugs(out)
     return tuple(out)
 
 
-def _setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
+def make_setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
     for key in ("recipe", "env"):
         if key not in values:
             raise UserError(f"{name or 'It'}: there is no {key}; set {key}: ... for this setting or for all.")
@@ -250,7 +250,7 @@ def _check_slugs(settings: list[Setting]) -> None:
         taken[place] = setting.name
 
 
-def _mapping(where: str, value: Any) -> dict[str, Any]:
+def mapping(where: str, value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -261,11 +261,11 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _overrides(where: str, value: Any) -> dict[str, Any]:
+def overrides(where: str, value: Any) -> dict[str, Any]:
     """Nested names as dotted ones."""
     out: dict[str, Any] = {}
-    for name, setting in _mapping(where, value).items():
-        inner = _overrides(f"{where}: {name}", setting) if isinstance(setting, dict) else {"": setting}
+    for name, setting in mapping(where, value).items():
+        inner = overrides(f"{where}: {name}", setting) if isinstance(setting, dict) else {"": setting}
         for key, x in inner.items():
             dotted = f"{name}.{key}" if key else name
             if dotted in out:
@@ -278,7 +278,7 @@ def _overrides(where: str, value: Any) -> dict[str, Any]:
 
 def _grid(value: Any) -> dict[str, dict[str, Any]]:
     """The combinations of the grid by name; without a grid, one that changes nothing."""
-    axes = _overrides("grid", _drawn("grid", value))
+    axes = overrides("grid", _drawn("grid", value))
     for axis, points in axes.items():
         if not isinstance(points, list) or not points:
             raise UserError(f"grid: {axis} must be a list of values, not {points!r}.")
@@ -305,8 +305,8 @@ def _drawn(where: str, value: Any) -> Any:
     bounds, form = value["loguniform"], f"{where} must be as in {{loguniform: [1e-4, 1e-2], n: 5, seed: 0}}"
     if not isinstance(bounds, list) or len(bounds) != 2 or value.keys() - {"loguniform", "n", "seed"} or "n" not in value:
         raise UserError(f"{form}, not {value!r}.")
-    least, most = (_number(f"{where}: loguniform", x) for x in bounds)
-    n, seed = (int(_number(f"{where}: {name}", value.get(name, 0), name == "n", whole=True)) for name in ("n", "seed"))
+    least, most = (read_number(f"{where}: loguniform", x) for x in bounds)
+    n, seed = (int(read_number(f"{where}: {name}", value.get(name, 0), name == "n", whole=True)) for name in ("n", "seed"))
     if least >= most or seed < 0:
         raise UserError(f"{form}: {least:g} is not less than {most:g}." if least >= most else f"{where}: seed is negative.")
     drawn = np.random.default_rng(seed).uniform(math.log(least), math.log(most), n)

@@ -1,0 +1,117 @@
+"""What a terminal shows of a population: a live table of its members, or elsewhere a line each time one is ready."""
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from veldt.experiment.populations.population import Member, Population
+from veldt.watching.lineage import Line
+from veldt.watching.links import format_seconds
+
+MOST = 30  # rows; of a larger population the best
+
+
+class Roster:
+    def __init__(self, population: Population, quiet: bool = False) -> None:
+        self.population, self.quiet = population, quiet
+        self.console = Console()
+        self._live: Live | None = None
+        self._began, self._quanta = time.monotonic(), self._done
+        self._training: Collection[int] = ()
+
+    def __enter__(self) -> "Roster":
+        if not self.quiet and self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self.picture)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, training: Collection[int]) -> None:
+        self._training = set(training)
+
+    def tell(self, line: Line) -> None:
+        if not self.quiet and self._live is None:
+            self.console.print(self.sentence(line), highlight=False, markup=False, soft_wrap=True)
+
+    def sentence(self, line: Line) -> str:
+        done, total = self._done, self.population.spec.quanta * self.population.spec.size
+        fitness = f"failed, {line['failed']}" if line.get("failed") else f"fitness {line['fitness']:.4g}"
+        text = f"{done}/{total} member {line['member']} at {line['env_steps']:,} env steps: {fitness}"
+        if copied := line.get("copied"):
+            changes = ", ".join(f"{tail(name)} {number(x)}" for name, x in line["next"].items())
+            text += f"; copies member {copied['member']} ({copied['fitness']:.4g}) and goes on with {changes}"
+        if self.population.members[line["member"]].out:
+            text += "; it is given up"
+        return f"{text}; left {self.left()}"
+
+    @property
+    def _done(self) -> int:
+        return sum(member.quantum for member in self.population.members)
+
+    def left(self) -> str:
+        """Estimated from what was done since the start."""
+        fresh = self._done - self._quanta
+        if fresh <= 0:
+            return "-"
+        spec = self.population.spec
+        total = sum(member.quantum if member.out else spec.quanta for member in self.population.members)
+        return format_seconds((total - self._done) * (time.monotonic() - self._began) / fresh)
+
+    def picture(self) -> RenderableType:
+        population, spec = self.population, self.population.spec
+        total, config = spec.quanta * spec.size, spec.base.config
+        steps = sum(member.env_steps for member in population.members)
+        passed = format_seconds(time.monotonic() - self._began)
+        head = Table.grid(expand=True, padding=(0, 2))
+        head.add_column(overflow="fold")
+        head.add_column(justify="right", no_wrap=True)
+        title = f"{spec.name}: {spec.size} x {config.recipe} on {config.env}"
+        head.add_row(Text(title, "bold"), Text(f"time {passed}, left {self.left()}"))
+        bar = ProgressBar(total=total, completed=self._done, complete_style="cyan", finished_style="green")
+        copies = sum(member.copies for member in population.members)
+        count = Text(f"{steps:,} of {spec.size * spec.steps:,} env steps; {copies} copies")
+        return Group(head, bar, count, Text(""), self._table())
+
+    def _table(self) -> Table:
+        names = list(self.population.spec.ranges)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
+        table.add_column("member", style="cyan", no_wrap=True)
+        for name in ("env steps", "fitness", *map(tail, names), "copied"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        shown = self.population.members
+        if len(shown) > MOST:
+            shown = sorted(shown, key=lambda m: -(m.fitness if m.fitness is not None else float("-inf")))[:MOST]
+        for member in shown:
+            fitness = "-" if member.fitness is None else f"{member.fitness:.4g}"
+            copied = "" if member.copied is None else str(member.copied)
+            tuned = [number(member.tuned[name]) for name in names]
+            table.add_row(str(member.index), f"{member.env_steps:,}", fitness, *tuned, copied, self._state(member))
+        return table
+
+    def _state(self, member: Member) -> Text:
+        if member.index in self._training:
+            return Text("trains", "green")
+        if member.out:
+            return Text(f"given up: {member.failed}"[:60], "red")
+        if member.failed:
+            return Text(f"failed: {member.failed}"[:60], "yellow")
+        return Text("done" if self.population.finished(member) else "", "dim")
+
+
+def tail(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
