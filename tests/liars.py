@@ -229,7 +229,11 @@ def lie(rng: Random, who: Caller) -> bytes:
     if how < 0.95:
         many = rng.choice((1, 1, 180))
         return who.report({}, **{f"{rng.choice(METRICS)}{i or ''}": rng.choice(NUMBERS) for i in range(many)})
-    content = {"seat": rng.choice(("actor/0", "\x1b[2J", 3)), "session": rng.choice(("", "0" * 32, 5)), "protocol": 4}
+    content = {
+        "seat": rng.choice(("actor/0", "\x1b[2J", 3)),
+        "session": rng.choice(("", "0" * 32, 5)),
+        "protocol": wire.PROTOCOL,
+    }
     kinds = [kind for kind in wire.KINDS if kind != wire.LEAVE]
     return frame(
         rng.choice(kinds), json.dumps(content).encode(), channel=rng.choice((0, 1, 255)), number=rng.choice(INTEGERS)

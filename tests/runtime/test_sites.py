@@ -250,6 +250,19 @@ def test_a_number_of_actors_that_cannot_be_is_refused(make: Callable[..., World]
     assert world.ask()[2] == []
 
 
+def test_a_site_speaks_for_its_own_seats_alone(make: Callable[..., World]) -> None:
+    world = make(seats=3, owned=False)
+    report = wire.dump_json({"counts": [5] * len(NAMES), "metrics": {}})
+    known = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "seat": "", "actors": 2}
+    for life, kind in enumerate((wire.REPORT, wire.DATA, wire.ACK, wire.WANT), 1):
+        hello = frame(wire.HELLO, wire.dump_json(known | {"session": f"{life:032x}"}))
+        beyond = frame(kind, report, channel={wire.REPORT: 2, wire.WANT: 1}.get(kind, 4))
+        assert say(world.address, [hello, beyond, frame(wire.LEAVE)]) == grpc.StatusCode.INVALID_ARGUMENT, kind
+        for seat in range(2):  # its seats are not kept for half a minute
+            world.shared.records.words(seat * 256, 2)[:] = memoryview(bytes(16)).cast("q")
+    assert [world.count(seat) for seat in range(3)] == [0, 0, 0] and world.stores[2].waiting == 0
+
+
 def test_each_actor_of_a_site_counts_for_itself(make: Callable[..., World]) -> None:
     world = make(seats=2, owned=False)
     link = world.link(seat="", actors=2)
