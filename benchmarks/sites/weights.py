@@ -49,7 +49,9 @@ def start(stack: contextlib.ExitStack, *command: str) -> subprocess.Popen[bytes]
     process = subprocess.Popen(
         [sys.executable, "-m", "veldt", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    stack.callback(process.wait, 20)
+    stack.callback(process.wait, 60)
+    stack.callback(process.kill)
+    stack.callback(time.sleep, 0.3)
     stack.callback(process.terminate)
     return process
 
@@ -63,7 +65,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(condition: Any, train: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline and train.poll() is None, "the run did not start"
         time.sleep(0.1)
