@@ -339,15 +339,18 @@ class Reports:
 
     def take(self) -> dict[str, float]:
         """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
+        return merge(self.take_each().values(), self.declarations)
+
+    def take_each(self) -> dict[str, dict[str, float]]:
+        """The same by process."""
         new, self._sums = self._sums, {}
         known = {name: self.declarations[name] for _, name in new}
         means = {key: total / max(1e-9, t) for key, (total, t) in new.items() if known[key[1]].over_time == MEAN}
         kept = {name for name, metric in known.items() if metric.over_nodes != MEAN}
-        parts = [
-            {name: means.get((process, name), x) for name, x in latest.items() if name in kept or (process, name) in new}
+        return {
+            process: {n: means.get((process, n), x) for n, x in latest.items() if n in kept or (process, n) in new}
             for process, latest in self._latest.items()
-        ]
-        return merge(parts, self.declarations)
+        }
 
 
 # Declarations in the run directory, for readers that cannot import the user's classes.
