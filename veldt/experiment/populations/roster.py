@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -80,15 +81,15 @@ class Roster:
         bar = ProgressBar(total=total, completed=self._done, complete_style="cyan", finished_style="green")
         copies = sum(member.copies for member in population.members)
         count = Text(f"{steps:,} of {spec.size * spec.steps:,} env steps; {copies} copies")
-        return Group(head, bar, count, Text(""), self._table())
+        return Group(head, Padding(bar, 0), count, Padding(self._table(), (1, 0, 0, 0)))  # the bar: a line of its own
 
     def _table(self) -> Table:
         names = list(self.population.spec.ranges)
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
         table.add_column("member", style="cyan", no_wrap=True)
         for name in ("env steps", "fitness", *map(tail, names), "copied"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
+            table.add_column(name, justify="right", overflow="fold")
+        table.add_column("", overflow="fold")
         shown = self.population.members
         if len(shown) > MOST:
             shown = sorted(shown, key=lambda m: -(m.fitness if m.fitness is not None else float("-inf")))[:MOST]
