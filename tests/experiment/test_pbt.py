@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -132,7 +133,7 @@ def test_a_transplant_moves_what_was_learned_and_nothing_else(tmp_path: Path, re
         small |= {"store.min_size": 50, "learner.batch": 8, "store.capacity": "400"}
     ours, theirs = (
         veldt.train(recipe, env="veldt/Chain-v0", run=tmp_path / name, quiet=True, **small | {"seed": seed, "steps": steps})
-        for name, seed, steps in (("ours", 1, 500), ("theirs", 2, 700))
+        for name, seed, steps in (("ours", 1, 150), ("theirs", 2, 250))
     )
     before, given = (run.checkpoints().load() for run in (ours, theirs))
     assert before is not None and given is not None
@@ -150,8 +151,8 @@ def test_a_transplant_moves_what_was_learned_and_nothing_else(tmp_path: Path, re
                 assert np.array_equal(x, expected) if isinstance(x, np.ndarray) else x == expected, (node, name)
     clocks = ("env_steps", "learner_steps", "time_s", "blocks")
     assert {name: after.manifest[name] for name in clocks} == {name: before.manifest[name] for name in clocks}
-    veldt.resume(ours.path, quiet=True, steps=800)
-    assert ours.metrics[-1]["env_steps"] >= 800
+    veldt.resume(ours.path, quiet=True, steps=300)
+    assert ours.metrics[-1]["env_steps"] >= 300
 
 
 def test_a_run_that_made_no_update_takes_the_optimizer_too(tmp_path: Path) -> None:
@@ -432,7 +433,11 @@ def test_the_processes_of_a_population_are_killed_and_it_goes_on(
     lines, out = read_lineage(path), capsys.readouterr().out
     assert [line["quantum"] for line in lines if line["event"] == "ready"] == [1, 1, 2, 2]
     assert not any(line.get("failed") for line in lines)
-    assert "4/4 member 1 at 90" in out and "Best: member" in out and f"veldt eval {path}/member-" in out
+    assert (
+        re.search(r"4/4 member [01] at 90\d env steps", out)
+        and "Best: member" in out
+        and f"veldt eval {path}/member-" in out
+    )
     assert main(["plot", str(path), "-o", str(tmp_path / "tree.png")]) == 0
     assert main(["pbt", str(file), "--dir", str(path), "--plot"]) == 0
     for image in (path / "population.png", tmp_path / "tree.png"):
