@@ -15,6 +15,7 @@ from rich.text import Text
 from veldt.experiment.populations.population import Member, Outcome, Population
 from veldt.watching.lineage import Line
 from veldt.watching.links import format_seconds
+from veldt.watching.view import heading, make_table
 
 MOST = 30  # rows; of a larger population the best
 
@@ -78,11 +79,8 @@ class Roster:
         total, config = spec.quanta * spec.size, spec.base.config
         steps = sum(member.env_steps for member in population.members)
         passed = format_seconds(time.monotonic() - self._began)
-        head = Table.grid(expand=True, padding=(0, 2))
-        head.add_column(overflow="fold")
-        head.add_column(justify="right", no_wrap=True)
         title = f"{spec.name}: {spec.size} x {config.recipe} on {config.env}"
-        head.add_row(Text(title, "bold"), Text(f"time {passed}, left {self.left()}"))
+        head = heading(title, f"time {passed}, left {self.left()}")
         bar = ProgressBar(total=total, completed=self._done, complete_style="cyan", finished_style="green")
         copies = sum(member.copies for member in population.members)
         count = Text(f"{steps:,} of {spec.size * spec.steps:,} env steps; {copies} copies")
@@ -90,11 +88,8 @@ class Roster:
 
     def _table(self) -> Table:
         names = list(self.population.spec.ranges)
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
-        table.add_column("member", style="cyan", no_wrap=True)
-        for name in ("env steps", "fitness", *map(tail, names), "copied"):
-            table.add_column(name, justify="right", overflow="fold")
-        table.add_column("", overflow="fold")
+        numbers = ("env steps", "fitness", *map(tail, names), "copied")
+        table = make_table("member", *numbers, "", right=numbers)
         shown = self.population.members
         if len(shown) > MOST:
             shown = sorted(shown, key=lambda m: -(m.fitness if m.fitness is not None else float("-inf")))[:MOST]
