@@ -68,7 +68,7 @@ def scripted(env: Any) -> Any:
     return lambda obs: env.np_random.uniform(-1, 1, 2).astype(np.float32)
 
 
-@pytest.mark.parametrize("demos", [False, True])
+@pytest.mark.parametrize("demos", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_resume_is_exact_in_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demos: bool) -> None:
     how = SMALL | {"updaters": 2, "learner.prefetch": 3}
     if demos:
