@@ -110,12 +110,13 @@ class Scheduler:
         if outcome.failed and not outcome.checkpoint:  # it was killed: what it has is what is there
             outcome = replace(outcome, **self._left_behind(job.member))
         self._outcomes[job.member] = outcome
+        self.roster.tell_ready(job.member, outcome, len(self._outcomes))
         while ready := [i for i in sorted(self._outcomes) if self.population.may_decide(i, self._outcomes)]:
             line = self.population.decide(ready[0], self._outcomes)
             del self._outcomes[ready[0]]
             self._add(line)
             self._copy_if_missing(line)
-            self.roster.tell(line)
+            self.roster.tell_decided(line)
 
     def _left_behind(self, index: int) -> dict[str, Any]:
         try:
