@@ -12,6 +12,7 @@ from veldt.experiment.recipes import RECIPES, make
 from veldt.experiment.settings import flat, without_effect
 
 PIXELS = {"Atari": "ALE/Pong-v5", "MinAtar": "MinAtar/Breakout-v1", "other": "CartPole-v1"}
+CONTINUOUS = PIXELS | {"continuous actions": "Pendulum-v1"}
 VECTORS = {"MuJoCo": "HalfCheetah-v5", "other": "Pendulum-v1"}
 LEFT_OUT = ("recipe", "env", "seed")
 # Values that depend on the machine, of the first column.
@@ -27,6 +28,8 @@ OF_THE_MACHINE |= {
 
 def variants(recipe: str) -> dict[str, str]:
     """The columns of a page, and the environment that stands for each; the paper's numbers are the first's."""
+    if recipe in ("impala", "seed-vtrace", "a3c"):
+        return CONTINUOUS
     return VECTORS if recipe == "apex-dpg" else PIXELS
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from veldt.algorithms.vtrace import VTraceActorCritic
-from veldt.envs import is_atari
+from veldt.envs import has_continuous_actions, is_atari
 from veldt.experiment.config import CheckpointConfig, Config
 from veldt.experiment.exploring import UnrollConfig
 from veldt.experiment.recipes.common import QUEUE, RMSPROP, atari, distributed, is_minatar, usual_steps
@@ -31,11 +31,12 @@ def impala(env: str) -> Config:
             ),
         )
     small = is_minatar(env)
+    gamma = 0.97 if has_continuous_actions(env) else 0.99 if small else 0.995
     return replace(
         config,
         steps=4_000_000 if small else 3 * usual_steps(env),
         algorithm=VTraceActorCritic(
-            gamma=0.99 if small else 0.995,
+            gamma=gamma,
             normalize=True,
             entropy_cost=0.02 if small else 0.003,
         ),
