@@ -80,7 +80,7 @@ def test_a_recipe_asks_which_actions_a_gymnasium_id_has_and_imports_no_module_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A saved config may name any module, and is read before it is trusted."""
-    for recipe in ("impala", "seed-vtrace", "a3c"):
+    for recipe in ("impala", "seed-vtrace"):
         gammas = [recipes.make(recipe, env).algorithm.gamma for env in ("CartPole-v1", "Pendulum-v1")]  # type: ignore[attr-defined]
         assert gammas[0] > gammas[1]
     imported: list[str] = []

@@ -28,7 +28,7 @@ OF_THE_MACHINE |= {
 
 def variants(recipe: str) -> dict[str, str]:
     """The columns of a page, and the environment that stands for each; the paper's numbers are the first's."""
-    if recipe in ("impala", "seed-vtrace", "a3c"):
+    if recipe in ("impala", "seed-vtrace"):
         return CONTINUOUS
     return VECTORS if recipe == "apex-dpg" else PIXELS
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from veldt.algorithms.a3c import A3C
 from veldt.algorithms.async_q import AsyncQ
 from veldt.bounds import above
-from veldt.envs import has_continuous_actions, is_atari
+from veldt.envs import is_atari
 from veldt.experiment.config import CheckpointConfig, Config, EvalConfig, StoreConfig
 from veldt.experiment.exploring import DrawnConfig, UnrollConfig
 from veldt.experiment.recipes.common import is_minatar, usual_steps
@@ -55,8 +55,7 @@ def a3c(env: str) -> Config:
         algorithm = A3C(history=4, clip_reward=1.0, entropy_cost=0.01)
         return replace(config, algorithm=algorithm, eval=replace(config.eval, epsilon=1.0))  # evaluations sample
     # Values of returns in the hundreds would outweigh the policy in the layers that both share.
-    gamma = 0.97 if has_continuous_actions(env) else 0.99
-    return replace(config, algorithm=A3C(gamma=gamma, unroll=20, value_cost=0.05), learner=replace(SMALL, lr=2.5e-3))
+    return replace(config, algorithm=A3C(unroll=20, value_cost=0.05), learner=replace(SMALL, lr=2.5e-3))
 
 
 def async_q(env: str) -> Config:
