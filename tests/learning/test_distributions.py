@@ -13,7 +13,7 @@ from gymnasium import spaces
 from oracles import chi_square
 
 from veldt.errors import UserError
-from veldt.learning.distributions import LEAST, MOST, Categories, Gaussian, distribution_for
+from veldt.learning.distributions import FARTHEST, LEAST, MOST, Categories, Gaussian, distribution_for
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 
@@ -215,11 +215,12 @@ def test_the_entropy_of_far_draws_is_finite() -> None:
     assert found.isfinite().all() and parameters.grad is not None and parameters.grad.isfinite().all()
 
 
-def test_log_deviations_are_kept_in_bounds() -> None:
+def test_means_and_log_deviations_are_kept_in_bounds() -> None:
     of = Gaussian(box(-1, 1, (2,)))
     raw = torch.tensor([[-70.0, 90.0, -70.0, 90.0], [0.5, -0.5, 0.05, -0.1], [0.0, 0.0, 3.0, -9.0]], requires_grad=True)
     out = of.normalize(raw)
-    assert out[0].tolist() == [-70.0, 90.0, LEAST, MOST]
+    assert out[0].tolist() == [-FARTHEST, FARTHEST, LEAST, MOST]
+    assert Gaussian(box(-1, np.inf, (2,))).normalize(raw)[0].tolist() == [-70.0, 90.0, LEAST, MOST]
     torch.testing.assert_close(out[1], raw[1], rtol=1e-2, atol=0)  # near 0 nothing changes
     out[2].sum().backward()
     assert raw.grad is not None and (raw.grad[2] > 1e-3).all(), "there is a way back"

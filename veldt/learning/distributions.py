@@ -110,6 +110,7 @@ def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
 
 LOG_2PI = math.log(2 * math.pi)
 LEAST, MOST = -5.0, 1.0  # bounds of a log standard deviation
+FARTHEST = 3.0  # bound of a mean whose tanh is taken: tanh(3) is 0.995
 NODES = 16  # of the quadrature of an expectation
 
 
@@ -139,8 +140,11 @@ class Gaussian:
         self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """The log deviation is bounded by a tanh: beyond a hard bound the gradient would be zero."""
+        """The log deviation is bounded by a tanh: beyond a hard bound the gradient would be zero. So is the mean, where the
+        action is: far out all actions are the same, and the way back is long."""
         mean, log_std = raw.chunk(2, -1)
+        if self.bounded.any():
+            mean = torch.where(self._quadrature(raw)[2] > 0, FARTHEST * torch.tanh(mean / FARTHEST), mean)
         bound = torch.where(log_std > 0, MOST, -LEAST)
         return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
 

@@ -25,9 +25,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from veldt.errors import ProcessFailed, UserError
@@ -40,8 +41,11 @@ FIRST_S = 120.0  # for the head to be placed, and for its process to be able to 
 KEPT_LINES = 2_000  # of output, for a driver that comes later
 UNWATCHED_S = 60.0  # that the head of an ended run waits for somebody to ask how it ended
 VALID_DAYS = 365
-# The first argument is the parent's pid: the kernel kills the command when the parent dies, and its children after it.
+# The first argument is the parent's pid: the kernel kills the command when the parent dies, and its children after it. A
+# worker of Ray has blocked signals, which a command needs.
 CODE = (
+    "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from veldt.runtime.local.zygote import die_with_parent; die_with_parent(int(sys.argv[1])); "
     "from veldt.__main__ import main; raise SystemExit(main(sys.argv[2:]))"
 )
@@ -71,12 +75,19 @@ class Status(NamedTuple):
 class Child:
     """A `veldt` command that dies with this process. The main thread starts it: the kernel watches the thread that did."""
 
-    def __init__(self, arguments: tuple[str, ...], cwd: str | None = None) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], secret: Mapping[str, bytes] = MappingProxyType({}), cwd: str | None = None
+    ) -> None:
+        """`secret`: by flag, what a file without a name holds: only the command can open it, and nothing is left."""
+        fds = {flag: sealed(data) for flag, data in secret.items()}
+        arguments += tuple(word for flag, fd in fds.items() for word in (flag, f"/proc/self/fd/{fd}"))
         command, environment = interpreter(CODE, str(os.getpid()), *arguments)
         environment.pop("OMP_NUM_THREADS", None)  # Ray's
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         how |= {"env": environment, "cwd": cwd, "text": True, "errors": "replace", "start_new_session": True}
-        self.process = subprocess.Popen(command, **how)
+        self.process = subprocess.Popen(command, pass_fds=list(fds.values()), **how)
+        for fd in fds.values():
+            os.close(fd)
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.count = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -84,9 +95,10 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            self.count += 1
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip("\n"))
+                self.count += 1
 
     def since(self, count: int) -> list[str]:
         lines = list(self.lines)
@@ -105,14 +117,10 @@ class Site:
     """One host's share of the run."""
 
     def __init__(self, address: str, token: str, certificate: bytes, actors: int, join: tuple[str, ...]) -> None:
-        self.actors, self._due = actors, 0.0
-        self._folder = tempfile.TemporaryDirectory(prefix="veldt-")  # only this user may enter it
-        files = {"token": token.encode(), "certificate": certificate}
-        for name, data in files.items():
-            write_private(Path(self._folder.name) / name, data)
-        where = [word for name in files for word in (FLAGS[name], f"{self._folder.name}/{name}")]
-        self._command = ("actor", "--connect", address, *where, "--actors", str(actors), *join)
-        self.restarts, self._child = 0, Child(self._command)
+        self.actors, self._due, self.restarts = actors, 0.0, 0
+        self._secret = {"--token-file": token.encode(), "--certificate": certificate}
+        self._command = ("actor", "--connect", address, "--actors", str(actors), *join)
+        self._child = Child(self._command, self._secret)
 
     def poll(self) -> tuple[int, list[str]]:
         """(actors, the newest output); starts the command again if it failed: the run may have been away."""
@@ -120,11 +128,8 @@ class Site:
         if code not in (None, 0) and not self._due:
             self._due = time.monotonic() + min(30.0, 2.0**self.restarts)
         if self._due and time.monotonic() > self._due:
-            self._due, self.restarts, self._child = 0.0, self.restarts + 1, Child(self._command)
+            self._due, self.restarts, self._child = 0.0, self.restarts + 1, Child(self._command, self._secret)
         return (self.actors if self._child.code is None else 0), self._child.since(self._child.count - 5)
-
-
-FLAGS = {"token": "--token-file", "certificate": "--certificate"}
 
 
 class Head:
@@ -136,16 +141,13 @@ class Head:
         self._acting: dict[str, int] = {}
         self._asked = time.monotonic()
         self._context = ray.get_runtime_context()
-        self._folder = tempfile.TemporaryDirectory(prefix="veldt-")
-        command, self.address, self.certificate = run.command, "", b""
+        command, secret, self.address, self.certificate = run.command, dict[str, bytes](), "", b""
         if run.seats:
             host = ray.util.get_node_ip_address()
             self.address, (key, self.certificate) = f"{host}:{free_port(host)}", make_certificate(host)
-            for name, data in (("key", key), ("certificate", self.certificate)):
-                write_private(Path(self._folder.name) / name, data)
-            tls = ("--gate.key", f"{self._folder.name}/key", "--gate.certificate", f"{self._folder.name}/certificate")
-            command = (*command, "--gate.listen", self.address, "--gate.seats", str(run.seats), *tls)
-        self._child = Child((*command, "--run", run.directory), run.cwd)
+            secret = {"--gate.key": key, "--gate.certificate": self.certificate}
+            command = (*command, "--gate.listen", self.address, "--gate.seats", str(run.seats))
+        self._child = Child((*command, "--run", run.directory), secret, run.cwd)
         threading.Thread(target=self._follow, daemon=True).start()
 
     def poll(self, count: int) -> Status:
@@ -226,6 +228,16 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def sealed(data: bytes) -> int:
+    """The descriptor of a file without a name, which others cannot read."""
+    fd = os.memfd_create("veldt secret")
+    os.fchmod(fd, 0o600)
+    with open(os.dup(fd), "wb") as file:
+        file.write(data)
+    os.set_inheritable(fd, True)
+    return fd
+
+
 def free_port(host: str) -> int:
     """Chosen once: a gate that is restarted has to listen where the sites know it."""
     with socket.socket() as probe:
@@ -255,13 +267,16 @@ def make_certificate(host: str) -> tuple[bytes, bytes]:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Any:
+def connected(address: str) -> Iterator[Any]:
     """Ray, connected to this cluster; without an address, to one that is started here and ends with it."""
-    folder = tempfile.TemporaryDirectory(prefix="veldt-") if not address else None
-    if folder is not None and "RAY_AUTH_MODE" not in os.environ:  # read when Ray is imported
-        write_private(Path(folder.name) / "ray_token", secrets.token_hex(32).encode())
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{folder.name}/ray_token"}
-    ray = load()
+    with tempfile.TemporaryDirectory(prefix="veldt-") as folder:
+        if not address and "RAY_AUTH_MODE" not in os.environ:  # read when Ray is imported
+            write_private(Path(folder) / "ray_token", secrets.token_hex(32).encode())
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{folder}/ray_token"}
+        yield from _connected(load(), address)
+
+
+def _connected(ray: Any, address: str) -> Iterator[Any]:
     how: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **how)
@@ -273,8 +288,6 @@ def connected(address: str) -> Any:
         yield ray
     finally:
         ray.shutdown()
-        if folder is not None:
-            folder.cleanup()
 
 
 def drive(run: ClusterRun, address: str, gpus: int, say: Callable[[str], None], stopped: Callable[[], int]) -> int:
