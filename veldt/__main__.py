@@ -33,6 +33,7 @@ COMMANDS = {
     "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
     "pbt": "population-based training: veldt pbt FILE.yaml",
     "tune": "search for settings with Optuna: veldt tune FILE.yaml",
+    "plan": "predict a run with other numbers of actors: veldt plan runs/my-run --actors 10 100 1000",
     "bench": "measure this machine: veldt bench learner",
 }
 

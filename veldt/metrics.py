@@ -197,6 +197,23 @@ WORKER: Metrics = (
     wait("workers", waits_for="the next generation"),
     busy("environments", name="env"),
 )
+# QT-Opt: Bellman updaters, their target networks, and the labelled transitions.
+BELLMAN: Metrics = (
+    Metric("labels", "labels", TOTAL, rate="labels_per_s", link="labelling", column=RATE),
+    busy("labelling"),
+    wait("labelling", waits_for="data"),
+    Metric("target_age", "updates", MEAN, MEAN, link="labelling", text="targets {target_age} old"),
+)
+TARGETS: Metrics = (Metric("target_distance", column=HIDDEN),)
+LABELLED: Metrics = (
+    Metric("labelled_items", "labels", TOTAL, link="labels", text="{labelled_items:n} labels"),
+    Metric("labelled_sampled", "labels", TOTAL, rate="labels_used_per_s", link="labels", column=RATE),
+    Metric("label_age", "updates", MEAN, MEAN, link="labels", text="{label_age}[, at most {label_age_max},] old"),
+    Metric("label_age_max", "updates", LARGEST, column=HIDDEN),
+    Metric("labels_dropped", "labels", TOTAL, link="labels", text="{labels_dropped:n} dropped (age)"),
+    Metric("label_blocks", "blocks", TOTAL, column=HIDDEN),
+    Metric("label_bytes", "bytes", TOTAL, rate="label_bytes_per_s", link="labels"),
+)
 GATE: Metrics = (
     wait(column=HIDDEN),
     *(Metric(f"gate_{name}", "bytes", TOTAL, column=HIDDEN) for name in ("bytes_in", "bytes_out")),
@@ -234,6 +251,9 @@ NODES: dict[str, Metrics] = {
     "store": STORE + DEMOS,
     "learner": LEARNER,
     "shard": SHARD,
+    "bellman": BELLMAN,
+    "targets": TARGETS,
+    "labelled": LABELLED,
 }
 NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "evaluated": (), "counters": ()}
 
@@ -319,15 +339,18 @@ class Reports:
 
     def take(self) -> dict[str, float]:
         """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
+        return merge(self.take_each().values(), self.declarations)
+
+    def take_each(self) -> dict[str, dict[str, float]]:
+        """The same by process."""
         new, self._sums = self._sums, {}
         known = {name: self.declarations[name] for _, name in new}
         means = {key: total / max(1e-9, t) for key, (total, t) in new.items() if known[key[1]].over_time == MEAN}
         kept = {name for name, metric in known.items() if metric.over_nodes != MEAN}
-        parts = [
-            {name: means.get((process, name), x) for name, x in latest.items() if name in kept or (process, name) in new}
+        return {
+            process: {n: means.get((process, n), x) for n, x in latest.items() if n in kept or (process, n) in new}
             for process, latest in self._latest.items()
-        ]
-        return merge(parts, self.declarations)
+        }
 
 
 # Declarations in the run directory, for readers that cannot import the user's classes.

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
+from veldt.cli import on_ray
 from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
@@ -44,6 +45,7 @@ class Train:
 
 def run(argv: list[str]) -> int:
     recipe, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+    flags, cluster = on_ray.split(flags)
     given = [word for word in flags if word not in ("-h", "--help")]
     wants_help = len(given) < len(flags)
     if not recipe:
@@ -67,6 +69,8 @@ def run(argv: list[str]) -> int:
             ["recipe", *(name for name in asks(args.config) if _flag(name) in words)],
         )
     refuse_without_effect(args.config, default.config)
+    if cluster is not None:
+        return on_ray.train(recipe, given, args.run, args.config, cluster)
     train(args.config, run=args.run, quiet=args.quiet, until=args.until)
     return 0
 
