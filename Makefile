@@ -64,4 +64,4 @@ bench: venv
 	$(BIN)/veldt bench apex --sb3-python $(BIN)/python
 
 clean:
-	rm -rf .venv runs sweeps .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs sweeps populations studies .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,6 +28,7 @@ import torch
 import tyro
 from torch import nn
 
+from veldt.acting.actor import Policy, ask
 from veldt.acting.recorder import Recorder
 from veldt.algorithms.dqn import DQN
 from veldt.counters import Counters
@@ -35,7 +36,7 @@ from veldt.envs import Envs, make_env
 from veldt.envs.small import BlindCliffwalk
 from veldt.learning.learner import Learner, LearnerConfig
 from veldt.learning.params import LatestParams
-from veldt.records.block import Block, Schema
+from veldt.records.block import Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.storing.limiters import MinSize
@@ -121,7 +122,7 @@ def optimum(n: int, gamma: float) -> Array:
     return q
 
 
-class Script:
+class Script(Policy):
     """A policy that plays given action sequences, one an episode; the values it reports are those of a network."""
 
     def __init__(self, net: nn.Module, sequences: Array) -> None:
@@ -140,37 +141,19 @@ class Script:
     def recv(self, group: int) -> Tree | None:
         return self.out
 
-    def flush(self, group: int) -> bool:
-        return True
-
-    def reset(self, group: int) -> None:
-        pass
-
     @property
     def done(self) -> bool:
         return self.episode + 1 == len(self.sequences) and self.last
-
-
-class Unjudged:
-    """Wraps a store: inserts blocks without priorities, which means the largest."""
-
-    def __init__(self, store: Replay) -> None:
-        self.store = store
-
-    def insert(self, block: Block, priorities: Array | None) -> bool:
-        return self.store.insert(block, None)
 
 
 def fill(envs: Envs, recorder: Recorder, script: Script, seed: int) -> None:
     """Plays the script to its end."""
     record = envs.reset(seed)
     while True:
-        assert recorder.send(0, record)
-        out = recorder.recv(0)
-        assert out is not None
+        action = ask(recorder, record)["action"]
         if script.done:
             break
-        record = envs.step(out["action"])
+        record = envs.step(action)
     assert recorder.flush(0)
 
 
@@ -199,7 +182,8 @@ def make_learner(job: Job, settings: Settings) -> Learner:
     bits = np.arange(2**n)[:, None] >> np.arange(n) & 1  # every sequence once
     order = np.random.default_rng((seed, n)).permutation(2**n)
     script = Script(learner.net, bits[order])
-    recorder = Recorder(script, store if settings.initial == "td" else Unjudged(store), dqn, schema)
+    first = "acted" if settings.initial == "td" else "largest"
+    recorder = Recorder(script, store, dqn, schema, first_priorities=first)
     fill(envs, recorder, script, seed)
     envs.close()
     assert store.size == transitions(n), (store.size, transitions(n))

@@ -54,16 +54,8 @@ def work(jobs: queue.Queue[dict[str, Any]], cores: list[int], out: Path, lock: t
             return
         label = f"{job['recipe']:12s} {job['env']:24s} seed {job['seed']} {job['variant']}"
         with tempfile.TemporaryDirectory() as directory:
-            command = [
-                "taskset",
-                "-c",
-                ",".join(map(str, cores)),
-                sys.executable,
-                "-c",
-                ONE,
-                json.dumps(job),
-                f"{directory}/run",
-            ]
+            pinned = ["taskset", "-c", ",".join(map(str, cores)), sys.executable]
+            command = [*pinned, "-c", ONE, json.dumps(job), f"{directory}/run"]
             began = time.monotonic()
             try:
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)

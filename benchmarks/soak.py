@@ -58,19 +58,8 @@ class Soak:
     def __init__(self, words: str, folder: Path) -> None:
         self.words, self.run = words, folder / "run"
         recipe, *flags = shlex.split(words)
-        command = [
-            sys.executable,
-            "-m",
-            "veldt",
-            "train",
-            recipe,
-            "--run",
-            str(self.run),
-            "--quiet",
-            "--steps",
-            str(10**12),
-        ]
-        command += ["--learner.no-anneal", "--checkpoint.every", "1000000", *flags]
+        how = f"--quiet --steps {10**12} --learner.no-anneal --checkpoint.every 1000000".split()
+        command = [sys.executable, "-m", "veldt", "train", recipe, "--run", str(self.run), *how, *flags]
         self.trainer = subprocess.Popen(command)
         self.seen: list[dict[str, Any]] = []
 

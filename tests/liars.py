@@ -22,13 +22,13 @@ from veldt.records.tree import PACKED, Tree
 from veldt.runtime.base import Host
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.gate import Gate
-from veldt.runtime.grpc.seats import RECORD, EventBell, Seat, make_seats
+from veldt.runtime.grpc.seats import RECORD, Seat, make_seats
 from veldt.runtime.grpc.streams import ActorStream
 from veldt.runtime.grpc.wire import Refused, frame
 from veldt.runtime.local.board import ROW, Board
 from veldt.runtime.local.plan import Channel, call_rings, make_plan, stream_ring
 from veldt.runtime.services import CallService, ServiceEnds, StreamService
-from veldt.runtime.shm.memory import SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import EventBell, SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.shared import PrivateCell, PrivateRows
 from veldt.storing.store import BlockCodec
@@ -229,7 +229,11 @@ def lie(rng: Random, who: Caller) -> bytes:
     if how < 0.95:
         many = rng.choice((1, 1, 180))
         return who.report({}, **{f"{rng.choice(METRICS)}{i or ''}": rng.choice(NUMBERS) for i in range(many)})
-    content = {"seat": rng.choice(("actor/0", "\x1b[2J", 3)), "session": rng.choice(("", "0" * 32, 5)), "protocol": 4}
+    content = {
+        "seat": rng.choice(("actor/0", "\x1b[2J", 3)),
+        "session": rng.choice(("", "0" * 32, 5)),
+        "protocol": wire.PROTOCOL,
+    }
     kinds = [kind for kind in wire.KINDS if kind != wire.LEAVE]
     return frame(
         rng.choice(kinds), json.dumps(content).encode(), channel=rng.choice((0, 1, 255)), number=rng.choice(INTEGERS)

@@ -16,8 +16,10 @@ import pytest
 
 from veldt.__main__ import main
 from veldt.bench import latency
-from veldt.bench.inference import PRICES, TABLE, InferenceBench, Prices, cost, make_table, read_prices
+from veldt.bench.inference import PRICES, InferenceBench, make_table
 from veldt.bench.latency import TimedPolicy, percentiles, thin
+from veldt.bench.prices import Prices, cost, read_prices
+from veldt.bench.window import TABLE
 from veldt.compiled import LIGHT
 from veldt.errors import UserError
 from veldt.runtime.local import zygote
@@ -60,20 +62,18 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     return policy
 
 
-def test_a_timed_policy_tells_percentiles_of_the_calls_since_it_was_last_asked(scripted: Scripted) -> None:
+def test_a_timed_policy_tells_the_calls_since_it_was_last_asked(scripted: Scripted) -> None:
     timed: Any = TimedPolicy(scripted)  # type: ignore[arg-type]
     order = np.random.default_rng(0).permutation(np.arange(1, 101)).tolist()
     scripted.takes = order + [7] * 20
     for _ in range(100):
         assert timed.send(3, {}) and timed.recv(3) == {"action": 3}
-    assert timed.metrics() == {"latency_p50_us": 50.0, "latency_p99_us": 99.0}
-    assert timed.metrics() == {}
+    found = timed.take()
+    assert found == (100, sorted(map(float, order))) and percentiles([found]) == (50.0, 99.0)
     for _ in range(20):
         timed.send(0, {}), timed.recv(0)
-    assert timed.metrics() == {"latency_p50_us": 7.0, "latency_p99_us": 7.0}
-    calls, values = timed.take()
-    assert calls == 120 and values == sorted([*map(float, order), *[7.0] * 20])
-    assert timed.take() == (0, []) and timed.metrics() == {}
+    assert timed.take() == (20, [7.0] * 20)
+    assert timed.take() == (0, [])
 
 
 def test_a_call_begins_with_the_first_attempt_and_ends_with_the_actions(scripted: Scripted) -> None:

@@ -31,6 +31,9 @@ COMMANDS = {
     "report": "make a results page: veldt report runs/* -o results",
     "top": "watch a run: veldt top runs/my-run",
     "sweep": "train many settings and seeds: veldt sweep FILE.yaml",
+    "pbt": "population-based training: veldt pbt FILE.yaml",
+    "tune": "search for settings with Optuna: veldt tune FILE.yaml",
+    "plan": "predict a run with other numbers of actors: veldt plan runs/my-run --actors 10 100 1000",
     "bench": "measure this machine: veldt bench learner",
 }
 

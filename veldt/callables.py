@@ -110,12 +110,22 @@ def install(functions: dict[str, Callable[[], Callable[..., Any]]]) -> None:
 @contextlib.contextmanager
 def only(names: Collection[str]) -> Iterator[None]:
     """Within it, `find` imports nothing but these: names that come from elsewhere are not trusted."""
-    global _allowed
-    before, _allowed = _allowed, names
+    before = _allowed
+    restrict(names)
     try:
         yield
     finally:
-        _allowed = before
+        restrict(before)
+
+
+def restrict(names: Collection[str] | None) -> None:
+    """From now on `find` imports nothing but these; None: anything."""
+    global _allowed
+    _allowed = names
+
+
+def allowed() -> frozenset[str] | None:
+    return None if _allowed is None else frozenset(_allowed)
 
 
 def starts_run() -> None:

@@ -16,18 +16,18 @@ class Counters:
     """
 
     def __init__(self, rows: Rows | None = None) -> None:
-        self._rows = PrivateRows() if rows is None else rows
+        self.rows = PrivateRows() if rows is None else rows
 
     def add(self, name: str, n: int) -> None:
-        self._rows.add(COLUMN[name], n)
+        self.rows.add(COLUMN[name], n)
 
     def get(self, name: str) -> int:
-        return self._rows.total(COLUMN[name])
+        return self.rows.total(COLUMN[name])
 
     @property
     def stopping(self) -> bool:
         """The run is about to end: no node should start or continue anything long."""
-        return self._rows.stopping
+        return self.rows.stopping
 
     def state(self) -> dict[str, Any]:
         return {"counts": {name: self.get(name) for name in NAMES}}

@@ -1,7 +1,8 @@
 """Errors that the command line prints without a traceback of its own, and words in its sentences."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -26,6 +27,15 @@ class ProcessFailed(RuntimeError):
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
         self.traceback = traceback
+
+
+@contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """An OSError within is a UserError: this file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
 
 
 def count(n: int, what: str) -> str:

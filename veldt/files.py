@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 from safetensors.numpy import save_file
 
-from veldt.errors import UserError
+from veldt.errors import writing
 from veldt.foreign import read_text, regular
 from veldt.records.tree import Tree
 
@@ -67,13 +67,11 @@ def sync_directory(directory: Path) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Writes a temporary file and renames it, so that the file is the old or the new text, never a mixture."""
     aside = path.with_name(f".aside-{path.name}")
-    try:
+    with writing(path):
         aside.unlink(missing_ok=True)
         with open(aside, "x", opener=regular) as file:
             file.write(text)
         os.replace(aside, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
 
 
 @contextlib.contextmanager

@@ -13,11 +13,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from veldt.counters import NAMES
 from veldt.errors import UserError
 from veldt.foreign import plain, read_text
-from veldt.program import Node
+from veldt.program import Node, root
+from veldt.sentences import SENTENCES, Sentences
 
 TOTAL, MEAN, LARGEST, LATEST = "total", "mean", "largest", "latest"
 # Columns of the live table; beside it: a fact of its own, a count that should be 0, and what is not shown at all.
@@ -43,6 +45,7 @@ class Metric:
     text: str = ""  # empty: name and value
     unless: tuple[str, ...] = ()  # not shown where one of these is known
     waits_for: str = ""  # what a link waits for, if the column is WAITS
+    contains: str = ""  # the link whose time is part of this share
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unless", tuple(self.unless))  # a list in JSON
@@ -61,9 +64,9 @@ class Metric:
 Metrics = tuple[Metric, ...]
 
 
-def busy(link: str = "", column: str = BUSY, text: str = "", unless: tuple[str, ...] = (), name: str = "{kind}") -> Metric:
+def busy(link: str = "", column: str = BUSY, name: str = "{kind}", **how: Any) -> Metric:
     """The fraction of the time that a worker, or a part of its step, takes."""
-    return Metric(f"busy/{name}", "fraction", MEAN, MEAN, link=link, column=column, text=text, unless=unless)
+    return Metric(f"busy/{name}", "fraction", MEAN, MEAN, link=link, column=column, **how)
 
 
 def wait(link: str = "", column: str = WAITS, waits_for: str = "") -> Metric:
@@ -77,7 +80,7 @@ SHARES: Metrics = (busy(), wait(), CPU)  # of any node, if its class does not de
 # The nodes of the package.
 
 ACTOR: Metrics = (
-    busy("environments", MORE, "{busy/{kind}} of the time with the policy", ("busy/env", "busy/policy")),
+    busy("environments", MORE, text="{busy/{kind}} of the time with the policy", unless=("busy/env", "busy/policy")),
     busy("environments", name="env"),
     wait("recorder", waits_for="the store"),
     Metric("episodes", "episodes", LARGEST, column=HIDDEN),  # a counter of the run, which every actor reports
@@ -125,7 +128,7 @@ STREAM: Metrics = (
 LEARNER: Metrics = (
     busy("learner"),
     wait("learner", waits_for="data"),
-    busy("learner", MORE, "drawing {busy/sample}", name="sample"),
+    busy("learner", MORE, "sample", text="drawing {busy/sample}"),
     Metric(
         "published", "", TOTAL, rate="published_per_s", link="weights", column=RATE, text="{published_per_s:n} published/s"
     ),
@@ -190,9 +193,26 @@ MASTER: Metrics = (
     Metric("equal_generations", "generations", TOTAL, column=TROUBLE),  # in which all returns were the same
 )
 WORKER: Metrics = (
-    busy("workers"),
+    busy("workers", contains="environments"),
     wait("workers", waits_for="the next generation"),
     busy("environments", name="env"),
+)
+# QT-Opt: Bellman updaters, their target networks, and the labelled transitions.
+BELLMAN: Metrics = (
+    Metric("labels", "labels", TOTAL, rate="labels_per_s", link="labelling", column=RATE),
+    busy("labelling"),
+    wait("labelling", waits_for="data"),
+    Metric("target_age", "updates", MEAN, MEAN, link="labelling", text="targets {target_age} old"),
+)
+TARGETS: Metrics = (Metric("target_distance", column=HIDDEN),)
+LABELLED: Metrics = (
+    Metric("labelled_items", "labels", TOTAL, link="labels", text="{labelled_items:n} labels"),
+    Metric("labelled_sampled", "labels", TOTAL, rate="labels_used_per_s", link="labels", column=RATE),
+    Metric("label_age", "updates", MEAN, MEAN, link="labels", text="{label_age}[, at most {label_age_max},] old"),
+    Metric("label_age_max", "updates", LARGEST, column=HIDDEN),
+    Metric("labels_dropped", "labels", TOTAL, link="labels", text="{labels_dropped:n} dropped (age)"),
+    Metric("label_blocks", "blocks", TOTAL, column=HIDDEN),
+    Metric("label_bytes", "bytes", TOTAL, rate="label_bytes_per_s", link="labels"),
 )
 GATE: Metrics = (
     wait(column=HIDDEN),
@@ -209,6 +229,7 @@ RUN: Metrics = (  # what the run itself adds to a line
     Metric("evaluations", "evaluations", LARGEST, column=HIDDEN),
     Metric("envs", "environments", link="environments", text="{envs:n}[ in {actors}]"),
     Metric("actors", "actors", column=HIDDEN),
+    Metric("workers", "workers", column=HIDDEN),
     Metric("busy/policy", "fraction", MEAN, MEAN, link="policy", column=BUSY),
     Metric("lag_s", "s", link="weights", text="actors {lag_s} behind", unless=("lag_updates",)),
     Metric("store_capacity", "items", column=HIDDEN),
@@ -230,12 +251,18 @@ NODES: dict[str, Metrics] = {
     "store": STORE + DEMOS,
     "learner": LEARNER,
     "shard": SHARD,
+    "bellman": BELLMAN,
+    "targets": TARGETS,
+    "labelled": LABELLED,
 }
 NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "evaluated": (), "counters": ()}
 
 
 class Declarations(dict[str, Metric]):
     """Metrics by name. One that is missing is a mean over nodes, and a mean over time if it is a share of it."""
+
+    sentences: tuple[Sentences, ...] = SENTENCES  # on the bottleneck
+    waiting: frozenset[str] = frozenset()  # metrics that say how much each kind of process waits; empty: not known
 
     def __missing__(self, name: str) -> Metric:
         share = name.startswith(("busy/", "wait/", "cpu/"))
@@ -259,9 +286,17 @@ for _kind, _metrics in {"run": RUN, **NODES, "stream": STREAM}.items():
 
 
 def declared(nodes: Iterable[Node]) -> Declarations:
-    out = Declarations(PACKAGE)
-    for node in nodes:
-        out.add(node.role, getattr(node.node_class, "METRICS", ()))  # any class can be a node: most declare nothing
+    """Of the nodes of a program. Any class can be a node: most declare nothing."""
+    out, by_name = Declarations(PACKAGE), {node.name: node for node in nodes}
+    processes: dict[str, str] = {}  # by node that has one: the role of its first worker, by which its waiting is reported
+    for node in by_name.values():
+        out.add(node.role, getattr(node.node_class, "METRICS", ()))
+        if (own := getattr(node.node_class, "SENTENCES", None)) is not None:
+            out.sentences = (own, *out.sentences)
+        if node.is_worker:
+            processes.setdefault(root(node.name, by_name), node.role)
+    waits = (f"wait/{role}" for role in processes.values())
+    out.waiting = frozenset(name for name in waits if out[name].column == WAITS)
     return out
 
 
@@ -304,15 +339,18 @@ class Reports:
 
     def take(self) -> dict[str, float]:
         """All reports since the last call as one; totals and largest values are also of processes that reported earlier."""
+        return merge(self.take_each().values(), self.declarations)
+
+    def take_each(self) -> dict[str, dict[str, float]]:
+        """The same by process."""
         new, self._sums = self._sums, {}
         known = {name: self.declarations[name] for _, name in new}
         means = {key: total / max(1e-9, t) for key, (total, t) in new.items() if known[key[1]].over_time == MEAN}
         kept = {name for name, metric in known.items() if metric.over_nodes != MEAN}
-        parts = [
-            {name: means.get((process, name), x) for name, x in latest.items() if name in kept or (process, name) in new}
+        return {
+            process: {n: means.get((process, n), x) for n, x in latest.items() if n in kept or (process, n) in new}
             for process, latest in self._latest.items()
-        ]
-        return merge(parts, self.declarations)
+        }
 
 
 # Declarations in the run directory, for readers that cannot import the user's classes.

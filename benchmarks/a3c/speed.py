@@ -26,8 +26,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veldt.bench.peers import measure
 from veldt.experiment import recipes
-from veldt.runtime.local.local import Local
 from veldt.topologies import make_program
 
 ENV, HIDDEN, GAMMA = "CartPole-v1", 64, 0.99
@@ -112,8 +112,8 @@ def hogwild(rank: int, unroll: int, counts: Any, stop: Any, shared: Any) -> None
             obs, _ = env.reset()
 
 
-def measure(target: Any, workers: int, unroll: int, seconds: float, shared: Any = None) -> list[float]:
-    """Env steps per second of each process."""
+def rate(target: Any, workers: int, unroll: int, seconds: float, shared: Any = None) -> float:
+    """Env steps per second of all processes."""
     context = mp.get_context("spawn")
     counts, stop = context.Array("l", workers, lock=False), context.Value("b", 0, lock=False)
     processes = [context.Process(target=target, args=(i, unroll, counts, stop, shared)) for i in range(workers)]
@@ -122,27 +122,19 @@ def measure(target: Any, workers: int, unroll: int, seconds: float, shared: Any 
     while min(counts) < 1_000:
         time.sleep(0.01)
         assert all(process.is_alive() for process in processes)
-    before, began = list(counts), time.perf_counter()
+    before, began = sum(counts), time.perf_counter()
     time.sleep(seconds)
-    after, elapsed = list(counts), time.perf_counter() - began
+    found = (sum(counts) - before) / (time.perf_counter() - began)
     stop.value = 1
     for process in processes:
         process.join(10)
-    return [(b - a) / elapsed for a, b in zip(before, after, strict=True)]
+    return found
 
 
-def veldt(workers: int, unroll: int, seconds: float) -> list[float]:
+def veldt(workers: int, unroll: int, seconds: float) -> float:
     changes = {"workers": workers, "algorithm.unroll": unroll, "eval.every": 0, "steps": 10**8}
     config = recipes.make("a3c", ENV, seed=0, **changes)
-    with Local().start(make_program(config, config.env_spec())) as nodes:
-        while nodes.count("env_steps") < 2_000 * workers:
-            nodes.step()
-        rows = nodes.supervisor.rows["counters"].table[1:, 0]
-        before, began = rows.copy(), time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            nodes.step()
-        elapsed = time.perf_counter() - began
-        return [x / elapsed for x in (rows - before).tolist() if x]
+    return measure(make_program(config, config.env_spec()), seconds, ("env_steps",), begins="env_steps")["env_steps"]
 
 
 def main() -> None:
@@ -157,9 +149,9 @@ def main() -> None:
         for _ in range(args.rounds):
             model = Net().share_memory()
             squares = [torch.zeros_like(p).share_memory_() for p in model.parameters()]
-            found["bare"].append(sum(measure(bare, workers, args.unroll, args.seconds)))
-            found["hogwild"].append(sum(measure(hogwild, workers, args.unroll, args.seconds, (model, squares))))
-            found["veldt"].append(sum(veldt(workers, args.unroll, args.seconds)))
+            found["bare"].append(rate(bare, workers, args.unroll, args.seconds))
+            found["hogwild"].append(rate(hogwild, workers, args.unroll, args.seconds, (model, squares)))
+            found["veldt"].append(veldt(workers, args.unroll, args.seconds))
         medians = {name: statistics.median(x) for name, x in found.items()}
         print(f"{workers} workers, unrolls of {args.unroll}, env steps/s in all (each worker), median of {args.rounds}:")
         for name, x in medians.items():

@@ -18,34 +18,17 @@ times the batch size, over whole calls of train(). The last line printed is a JS
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("PYTHONWARNINGS", "ignore")
+from cartpoles import process_age, start_ray  # isort: skip (it sets variables that Ray reads)
 
 import argparse
 import json
-import logging
 import time
-import warnings
-from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray.rllib.algorithms.dqn import DQN, DQNConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-
-def process_age() -> float:
-    """Seconds since the process began, to 10 ms (the kernel gives the start in ticks since boot)."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return time.time() - psutil.Process().create_time()
 
 
 def make_config(args: argparse.Namespace) -> DQNConfig:
@@ -119,10 +102,8 @@ def main() -> None:
     parser.add_argument("--vectorize", choices=("sync", "vector_entry_point"), default="sync")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    ray.init(num_cpus=args.runners, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
-    logging.disable(logging.CRITICAL)
+    start_ray(args.runners)
     algorithm = make_config(args).build_algo()
     built = process_age()
     updates = Updates(algorithm)

@@ -15,50 +15,24 @@ a JSON object. All steps are counted outside RLlib's own metrics, by the learner
 
 Ray makes its workers nice (15), so that whatever else runs goes first; here they are not.
 
-What was tried, on two cores that others used too. Steps are those of all processes for each second of CPU time that they
-used, which such company disturbs less than the rate:
-
---wait      0, RLlib's own, has the driver poll for samples without a pause, on a core that runners and learner need: 1,100
-            steps (2,000 with --learners 1); 0.02 s: 3,500 (4,300).
---vectorize sync: 3,500; vector_entry_point (CartPole batched in numpy): 4,200 and 4,900.
---fragment  environment steps of each environment in a round: 20: 2,400; 50, RLlib's own: 4,200 and 4,900; 100: 5,100.
-            So the default, for the rates, is 100; but rounds of 20 learn from fewer steps.
---in-flight 2 rounds at once for each runner: 4,400, no clear gain over 1, and weights are older.
---learners  1, a process of its own: 3,400, against 4,200 in the driver's.
-
-And environment steps until 20 greedy episodes average 475, one run each:
-
-    --fragment 50 --lr 5e-4 --entropy 0             205,000 (its tuned example, but for the network)
-    --fragment 50 --lr 3e-3 --entropy 0             64,000
-    --fragment 50 --lr 3e-3                         49,000, 163,000; --learners 1: 71,000; --in-flight 2: not in 254,000
-    --fragment 50 --lr 5e-3                         25,000
-    --fragment 20 --lr 2e-3 --entropy 0             32,000
-    --fragment 20 --lr 3e-3                         16,000, 23,000, 23,000; two rounds an update: 82,000
-    --fragment 20 --lr 5e-3                         8,000, 29,000, 37,000, 92,000
-    --fragment 20 --lr 3e-3 --vf-coeff 0.5          130,000 (with relu and gradients clipped to a norm of 1)
+docs/results/impala.md has what was tried, and why these are the defaults.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
-os.environ.setdefault("PYTHONWARNINGS", "ignore")
+
+from cartpoles import CartPoles, process_age, start_ray  # isort: skip (it sets variables that Ray reads)
 
 import argparse
 import json
-import logging
 import time
-import warnings
 from collections import deque
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
-import psutil
 import ray
 import torch
 from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
@@ -66,17 +40,7 @@ from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLe
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-EPISODES = 20
 ITERATION_S = 1.0  # of one call of train()
-
-
-def process_age() -> float:
-    """Seconds since the process began, to 10 ms (the kernel gives the start in ticks since boot)."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return time.time() - psutil.Process().create_time()
 
 
 class Counts(NamedTuple):
@@ -112,31 +76,24 @@ def counted(algorithm: IMPALA) -> Counts:
     return found.get() if hasattr(found, "get") else found
 
 
-class Evaluation:
-    """Greedy episodes, one in each of 20 CartPoles that are stepped as one, with the learner's present weights."""
+class Evaluation(CartPoles):
+    """Greedy episodes, with the learner's present weights."""
 
     def __init__(self, algorithm: IMPALA, seed: int) -> None:
+        super().__init__(seed)
         self.algorithm = algorithm
         self.module = algorithm.env_runner.module  # the driver's own, which does not sample
-        self.env = gym.make_vec("CartPole-v1", num_envs=EPISODES, vectorization_mode="vector_entry_point")
-        self.env.reset(seed=seed)
-        self.seconds = 0.0
 
     @torch.no_grad()
-    def play(self) -> float:
-        """The mean return of the first episode of each environment."""
+    def present(self) -> float:
         began = time.perf_counter()
         self.module.set_state(self.algorithm.learner_group.get_weights()[DEFAULT_MODULE_ID])
-        obs, _ = self.env.reset()
-        running = np.ones(EPISODES, dtype=bool)
-        total = np.zeros(EPISODES)
-        while running.any():
-            logits = self.module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
-            obs, reward, terminated, truncated, _ = self.env.step(logits.argmax(1).numpy())
-            total += reward * running
-            running &= ~(terminated | truncated)
         self.seconds += time.perf_counter() - began
-        return float(total.mean())
+        return self.play(self._act)
+
+    def _act(self, obs: np.ndarray) -> np.ndarray:
+        logits = self.module.forward_inference({"obs": torch.from_numpy(obs)})["action_dist_inputs"]
+        return logits.argmax(1).numpy()
 
 
 def make_config(args: argparse.Namespace) -> IMPALAConfig:
@@ -191,11 +148,8 @@ def main() -> None:
     parser.add_argument("--vectorize", choices=("sync", "vector_entry_point"), default="vector_entry_point")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    cpus = args.runners + args.learners
-    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
-    logging.disable(logging.CRITICAL)
+    start_ray(args.runners + args.learners)
     algorithm = make_config(args).build_algo()
     built = process_age()
     evaluation = Evaluation(algorithm, args.seed + 10_000)
@@ -210,12 +164,12 @@ def main() -> None:
         while time.perf_counter() < began + args.seconds:
             last = algorithm.train()
         took, after = time.perf_counter() - began, counted(algorithm)
-        final = evaluation.play()
+        final = evaluation.present()
     else:
-        before, final = counted(algorithm), evaluation.play()
+        before, final = counted(algorithm), evaluation.present()
         while final < args.until and process_age() - evaluation.seconds < args.seconds:
             last = algorithm.train()
-            final = evaluation.play()
+            final = evaluation.present()
         took, after = time.perf_counter() - began - evaluation.seconds, counted(algorithm)
         reached = round(process_age() - evaluation.seconds, 3) if final >= args.until else None
     result = {

@@ -11,29 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import psutil
 import torch
+from cartpoles import CartPoles, process_age
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 
 ZOO_STEPS = 50_000
 SOLVED = 475.0
-EPISODES = 20
-
-
-def process_age() -> float:
-    """Seconds since the process began, to 10 ms (the kernel gives the start in ticks since boot)."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return time.time() - psutil.Process().create_time()
 
 
 class StopWhenSolved(BaseCallback):
@@ -41,36 +28,22 @@ class StopWhenSolved(BaseCallback):
 
     def __init__(self, every: int, seed: int) -> None:
         super().__init__()
-        self.every = every
-        self.env = gym.make_vec("CartPole-v1", num_envs=EPISODES, vectorization_mode="vector_entry_point")
-        self.env.reset(seed=seed)
+        self.every, self.games = every, CartPoles(seed)
         self.returns: list[float] = []
-        self.eval_seconds = 0.0
         self.solved_after: float | None = None
 
+    @torch.no_grad()
     def _on_step(self) -> bool:
         if self.num_timesteps % self.every:
             return True
-        began = time.perf_counter()
-        self.returns.append(self.play())
-        self.eval_seconds += time.perf_counter() - began
+        self.returns.append(self.games.play(self._act))
         if self.returns[-1] < SOLVED:
             return True
         self.solved_after = process_age()
         return False
 
-    @torch.no_grad()
-    def play(self) -> float:
-        """The mean return of the first episode of each environment."""
-        obs, _ = self.env.reset()
-        running = np.ones(EPISODES, dtype=bool)
-        total = np.zeros(EPISODES)
-        while running.any():
-            actions = self.model.q_net(torch.from_numpy(obs)).argmax(1).numpy()
-            obs, reward, terminated, truncated, _ = self.env.step(actions)
-            total += reward * running
-            running &= ~(terminated | truncated)
-        return float(total.mean())
+    def _act(self, obs: np.ndarray) -> np.ndarray:
+        return self.model.q_net(torch.from_numpy(obs)).argmax(1).numpy()
 
 
 def main() -> None:
@@ -104,7 +77,7 @@ def main() -> None:
         "env_steps": model.num_timesteps,
         "seed": args.seed,
         "total_seconds": round(process_age(), 3),
-        "eval_seconds": round(callback.eval_seconds, 3),
+        "eval_seconds": round(callback.games.seconds, 3),
         "evaluations": callback.returns,
     }
     print(json.dumps(result))

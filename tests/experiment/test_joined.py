@@ -25,11 +25,10 @@ from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import Door, LinkLost
 from veldt.runtime.grpc.gate import Gate
-from veldt.runtime.grpc.seats import EventBell
 from veldt.runtime.grpc.session import Session
 from veldt.runtime.grpc.wire import Refused, frame
 from veldt.runtime.local.board import ROW
-from veldt.runtime.shm.memory import Format
+from veldt.runtime.shm.memory import EventBell, Format
 
 HERE = Path(__file__).parents[1]
 RECIPES = ["apex-dqn", "seed-vtrace"]
@@ -107,7 +106,7 @@ class Listener:
     def hear(self, welcome: bytes) -> Any:
         self.session.accept(wire.parse(welcome))
         assert self.session.welcome is not None
-        return joined.build(self.link, joined.parse(self.session.welcome.get("assignment")))
+        return joined.build(self.link, joined.parse(self.session.seats[0].assignment))
 
 
 def welcome_of(house: House) -> dict[str, Any]:

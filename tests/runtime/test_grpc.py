@@ -36,10 +36,10 @@ from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import SILENCE_S, Door, LinkLost, grpc, read_token  # gRPC as both ends have it
 from veldt.runtime.grpc.gate import Gate
 from veldt.runtime.grpc.link import Link
-from veldt.runtime.grpc.seats import RECORD, EventBell, Lane, Seat
+from veldt.runtime.grpc.seats import RECORD, Lane, Seat
 from veldt.runtime.grpc.wire import frame
 from veldt.runtime.local.board import ROW, Board, SharedRows
-from veldt.runtime.shm.memory import Format, Latest, SharedMemory, make_shared_memory
+from veldt.runtime.shm.memory import EventBell, Format, Latest, SharedMemory, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
 
 BLOCK = Format([("id", "<i8", (3,)), ("rows/x", "<f4", (50,)), ("first", "|b1", (4,))])
@@ -67,7 +67,7 @@ class Shared:
 
     @property
     def question(self) -> Format:
-        return Format([("question", "<i8", (3,)), ("obs", "|u1", (self.size,))])
+        return Format([("@port", "<i8", (3,)), ("obs", "|u1", (self.size,))])
 
     def rings(self, seat: int) -> list[int]:
         """store, policy there, policy back"""
@@ -76,7 +76,7 @@ class Shared:
     def seat(self, index: int, owned: bool) -> Seat:
         store, there, back = self.rings(index)
         bell = self.board.bell(2)
-        answers = [Format([("answer", "<i8", (2,)), ("obs", "|u1", (self.size,))])]
+        answers = [Format([("@reply", "<i8", (2,)), ("obs", "|u1", (self.size,))])]
         lanes = [
             Lane("store", 0, Writer(store, bell, budget=4 * 320, max_slots=8), [BLOCK]),  # has room for 4
             Lane("policy", 1, Writer(there, bell, max_slots=8), [self.question], Reader(back), answers),
@@ -123,7 +123,7 @@ def answer(options: dict[str, Any]) -> None:
         rung, idle = bell.rung(), idle + 1
         for there, back in calls:
             message = there.peek()
-            if message is not None and back.put({"answer": message["question"][1:], "obs": message["obs"]}):
+            if message is not None and back.put({"@reply": message["@port"][1:], "obs": message["obs"]}):
                 there.pop()
                 idle = 0
         if idle > 30:
@@ -321,7 +321,7 @@ def block(n: int) -> Tree:
 
 
 def question(n: int, size: int = 400) -> Tree:
-    return {"question": np.array([1, 2, n]), "obs": np.full(size, n % 251, np.uint8)}
+    return {"@port": np.array([1, 2, n]), "obs": np.full(size, n % 251, np.uint8)}
 
 
 def number_of(message: Tree) -> int:
@@ -333,7 +333,7 @@ def number_of(message: Tree) -> int:
 
 
 def answer_to(message: Tree) -> int:
-    n = int(message["answer"][1])
+    n = int(message["@reply"][1])
     assert (message["obs"] == n % 251).all(), n
     return n
 
@@ -380,8 +380,8 @@ def test_an_actor_is_told_what_to_build_and_reaches_the_nodes_of_the_run(make: C
     world = make()
     world.start("answer")
     link = world.link()
-    welcome = link.connect()
-    assert welcome["assignment"] == {"build": "actor/0"}
+    link.connect()
+    assert link.session.seats[0].assignment == {"build": "actor/0"}
     assert (link.session.seat, link.session.incarnation, link.reconnects) == ("actor/0", 1, 0)
     traffic = Traffic(world, link)
     while traffic.sent < 50:
@@ -404,7 +404,7 @@ def test_compressed_messages_arrive(make: Callable[..., World]) -> None:
     rng = np.random.default_rng(0)
     for i in range(10):
         obs = rng.integers(0, 256, 20_000).astype(np.uint8) if i % 2 else np.full(20_000, i, np.uint8)
-        assert calls.put({"question": np.array([0, 0, i]), "obs": obs})
+        assert calls.put({"@port": np.array([0, 0, i]), "obs": obs})
         until(calls.peek, link)
         answer = calls.peek()
         assert answer is not None and not answer["obs"].flags.writeable
@@ -604,7 +604,7 @@ def test_a_free_seat_is_given_and_kept_for_an_actor_that_fell_away(make: Callabl
         third._loop.run_until_complete(third._main)
     third.connected = False  # nor does it give it up later
     until(lambda: world.ask()[2] == ["actor/0"], first)
-    assert fourth.connect()["incarnation"] == 3
+    assert fourth.connect()["seats"][0]["incarnation"] == 3
     assert time.monotonic() - began > 0.5
 
 
@@ -613,7 +613,7 @@ def test_a_seat_is_free_as_soon_as_its_actor_has_left(make: Callable[..., World]
     world = make(owned=False)
     for life in range(1, 16):
         link = world.link(seat="", patience=3.0)
-        assert link.connect()["incarnation"] == life
+        assert link.connect()["seats"][0]["incarnation"] == life
         link.close()
 
 

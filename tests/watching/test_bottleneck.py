@@ -16,8 +16,9 @@ from veldt.acting.worker import Worker
 from veldt.envs.small import Chain
 from veldt.experiment import progress, recipes
 from veldt.learning.master import Master
-from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared
+from veldt.metrics import ACTOR, LEARNER, MEAN, PACKAGE, WAITS, Declarations, Metric, declared, wait
 from veldt.program import Program
+from veldt.sentences import Sentences
 from veldt.storing.slots import Size
 from veldt.watching.bottleneck import Rates, bottleneck
 
@@ -397,6 +398,8 @@ def test_a_busy_link_outside_the_chain_is_what_the_learner_waits_for() -> None:
     assert "the scout is the bottleneck, busy 97 % of its time" in bottleneck(line, declarations=others())
     assert "environments" in bottleneck(line | {"busy/scout": 0.5}, declarations=others())
     assert "environments" in bottleneck(line), "it is not declared"
+    waiting = LINE | {"wait/actor": 0.7, "refusing": 0.9, "busy/learner": 0.3, "busy/scout": 0.97}
+    assert "The actors wait 70 %" in (sentence := bottleneck(waiting, declarations=others())) and "the scout is" in sentence
 
 
 def test_a_link_outside_the_chain_says_what_it_waits_for() -> None:
@@ -409,6 +412,48 @@ def test_a_link_outside_the_chain_says_what_it_waits_for() -> None:
 
 def test_one_thread_names_a_node_outside_the_chain() -> None:
     assert "the scout takes 95 %" in bottleneck({"busy/scout": 0.95, "busy/env": 0.02}, True, others())
+
+
+class Labels:
+    """Makes what `Fits` learns from."""
+
+    METRICS = (wait(waits_for="windows"),)
+
+    def step(self) -> bool:
+        return False
+
+
+class Fits(Labels):
+    METRICS = (wait(waits_for="labels"),)
+
+
+def test_a_program_that_nobody_knows_has_a_sentence_once_all_of_its_processes_have_reported() -> None:
+    program = Program()
+    program.add("labels/0", Labels)
+    program.add("fits", Fits)
+    program.add("scout", Labels, on=program.add("labels/1", Labels))  # in the process of the one before
+    found = declared(program.nodes.values())
+    line = {"busy/labels": 0.97, "wait/labels": 0.02, "busy/fits": 0.4, "wait/fits": 0.55, "cores": 4}
+    sentence = "The labels is the bottleneck, busy 97 % of its time. The fits waits 55 % of its time for labels."
+    assert bottleneck(line, declarations=found) == sentence
+    assert "; the labels is the busiest, 70 %" in bottleneck(line | {"busy/labels": 0.7}, declarations=found)
+    assert "No process waits for long" in bottleneck(line | {"wait/fits": 0.1}, declarations=found)
+    assert "all 4 cores are busy" in bottleneck(line | {"wait/fits": 0.1, "cpu/all": 4.0}, declarations=found)
+    del line["wait/labels"]
+    assert bottleneck(line, declarations=found) == ""
+
+
+def test_a_program_may_declare_its_sentences() -> None:
+    class Speaking(Fits):
+        SENTENCES = Sentences(
+            ("wait/fits",), {}, busy="Fits are fine.", cores="", waits="wait/fits", idle="Fits wait {wait/fits}."
+        )
+
+    program = Program()
+    program.add("fits", Speaking)
+    found = declared(program.nodes.values())
+    assert bottleneck({"wait/fits": 0.5}, declarations=found) == "Fits wait 50 %."
+    assert bottleneck({"wait/fits": 0.1}, declarations=found) == "Fits are fine."
 
 
 def test_evolution_strategies_wait_for_the_last_episodes_or_for_the_update() -> None:

@@ -5,6 +5,7 @@ Imports no torch: under central inference the process of an actor is light.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -43,21 +44,36 @@ class Policy(Protocol):
 
     def recv(self, group: int) -> Tree | None: ...  # `action` [n], and other columns for a recorder
 
-    @call
-    def flush(self, group: int) -> bool: ...  # True: all that was recorded is in the store
-
     @stream(cancels="send")
     def reset(self, group: int) -> None: ...  # the environments restart: drop partial blocks, zero recurrent state
 
-    def record(self) -> None: ...  # does the work that replies need not wait for
+    # The rest is for policies that record, or that answer several groups at once.
+
+    @call
+    def flush(self, group: int) -> bool:
+        """True: all that was recorded is in the store."""
+        return True
+
+    def record(self) -> None:
+        """Does the work that replies need not wait for."""
+        return
 
     @property
-    def due(self) -> float: ...  # when a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting
+    def due(self) -> float:
+        """When a reply will be ready, in seconds of time.monotonic; inf: nothing is waiting."""
+        return math.inf
 
 
 def send_examples(env: EnvSpec, n: int) -> dict[str, Examples]:
     """For groups of n environments."""
     return {"send": Examples([(0, zeros(env.step, n))], [zeros({"action": env.action}, n)], StepCheck(env, n))}
+
+
+def ask(policy: Policy, record: Tree) -> Tree:
+    """What a policy that answers at once gives for this record."""
+    sent, out = policy.send(0, record), policy.recv(0)
+    assert sent and out is not None
+    return out
 
 
 class Actor:
@@ -240,9 +256,7 @@ def evaluate(
     for _ in range(2 * max_length * int(share.max())):
         if stopping():
             return None
-        sent, out = policy.send(0, record), policy.recv(0)
-        assert sent and out is not None
-        previous, record = record, envs.step(out["action"])
+        previous, record = record, envs.step(ask(policy, record)["action"])
         waiting &= ~record["first"]
         total += record["reward"]
         length += ~previous["last"]

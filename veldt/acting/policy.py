@@ -44,8 +44,6 @@ class NetworkPolicy(Policy):
     device: str = "cpu"
     incarnation: int = 0  # how often its process was restarted: each life draws other numbers
 
-    due = math.inf
-
     def __post_init__(self) -> None:
         seed = derive(self.seed, "life", self.incarnation) if self.incarnation else self.seed
         self.rng = np.random.default_rng(seed)
@@ -62,11 +60,6 @@ class NetworkPolicy(Policy):
 
     def recv(self, group: int) -> Tree | None:
         return self._ready.pop(group, None)
-
-    def record(self) -> None: ...
-
-    def flush(self, group: int) -> bool:
-        return True
 
     def pull(self) -> None:
         """Takes the newest weights, unless it has them."""
@@ -194,10 +187,11 @@ class BatchedPolicy(NetworkPolicy):
     together: int = 1  # groups of one actor; their numbers are consecutive
     graph: bool = True  # on a GPU, forward passes are CUDA graphs
 
+    due = math.inf  # time.monotonic() at which the batch is run at the latest
+
     def __post_init__(self) -> None:
         super().__post_init__()
         env, device = self.env, self.device
-        self.due = math.inf  # time.monotonic() at which the batch is run at the latest
         self.asked: list[int] = []  # groups that wait, in the order of their rows in the batch
         self._refused: set[int] = set()  # groups for which `recv` returned None in this batch
         self._asks = [0] * -(-self.groups // self.together)  # by actor: groups that wait

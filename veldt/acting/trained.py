@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,8 +50,6 @@ class TrainedPolicy(Policy):
     seed: int = 0
     clip: bool = False  # observations outside their space are clipped, as they were in training
     rng: np.random.Generator = field(init=False)
-
-    due = math.inf
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -132,11 +129,6 @@ class TrainedPolicy(Policy):
     def reset(self, group: int) -> None:
         self._states.pop(group, None)
         self._ready.pop(group, None)
-
-    def record(self) -> None: ...
-
-    def flush(self, group: int) -> bool:
-        return True
 
     @torch.inference_mode()
     def _act(self, step: Tree, state: State | None, explore: float) -> tuple[Tree, State]:

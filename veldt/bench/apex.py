@@ -7,51 +7,30 @@ network and batch, the other acts with the same network in the same environments
 import dataclasses
 import json
 import statistics
-import time
 from typing import Any
 
-from veldt.bench.peers import NEVER, PEERS, measure, medians, run_json, side_by_side, train
-from veldt.bench.timing import machine
+from veldt.bench.peers import NEVER, PEERS, WholeRuns, bare, measure, run_json, train
+from veldt.bench.timing import calls_per_second, machine, take_turns
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.program import Program
-from veldt.topologies import apex
+from veldt.topologies import make_program
 
 
 @dataclasses.dataclass(frozen=True)
-class ApexBench:
+class ApexBench(WholeRuns):
     """Ape-X DQN on CartPole against bare loops, RLlib and Stable-Baselines3; both rates at once."""
 
-    seconds: float = 8.0
-    """Seconds of one turn."""
-    rounds: int = 3
-    """Turns that each contender gets."""
-    actors: int = 2
-    """Actor processes."""
-    envs: int = 8
-    """Environments of each actor."""
-    seeds: int = 3
-    """Runs for the time until CartPole is solved."""
-    rllib_python: str = ""
-    """A Python that has RLlib; without it RLlib is left out."""
     sb3_python: str = ""
     """A Python that has Stable-Baselines3; without it that is left out."""
 
     def run(self) -> dict[str, Any]:
-        turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": [], "rllib": []}
-        for turn in range(self.rounds):
-            turns["ours"].append(self._ours(turn))
-            turns["bare"].append(self._bare())
-            if self.rllib_python:
-                turns["rllib"].append(self._rllib())
-        rates = {name: medians(lines) for name, lines in turns.items() if lines}
-        results: dict[str, dict[str, float]] = {}
-        for name, line in rates.items():
-            results[f"{name}, both at once"] = line
-        ours, bare = rates["ours"], rates["bare"]
+        contenders = {"ours": self._ours, "bare": self._bare} | ({"rllib": self._rllib} if self.rllib_python else {})
+        rates = take_turns(self.rounds, contenders)
+        results = {f"{name}, both at once": line for name, line in rates.items()}
+        ours, limits = rates["ours"], rates["bare"]
         results["ours / bare"] = {
-            "learner": ours["samples_per_s"] / bare["samples_per_s"],
-            "actors": ours["env_steps_per_s"] / bare["env_steps_per_s"],
+            "learner": ours["samples_per_s"] / limits["samples_per_s"],
+            "actors": ours["env_steps_per_s"] / limits["env_steps_per_s"],
         }
         if "rllib" in rates:
             peer = rates["rllib"]
@@ -62,15 +41,13 @@ class ApexBench:
     def _ours(self, seed: int) -> dict[str, float]:
         """Without a limiter: neither actors nor learner wait for each other."""
         config = bench_config(self.actors, self.envs, seed)
-        program = Program()
-        apex(program, config, config.envs().spec)
-        rates = measure(program, self.seconds, ("env_steps", "learner_steps"))
+        rates = measure(make_program(config, config.env_spec()), self.seconds, ("env_steps", "learner_steps"))
         return {
             "env_steps_per_s": rates["env_steps"],
             "samples_per_s": config.learner.batch * rates["learner_steps"],
         }
 
-    def _rllib(self) -> dict[str, float]:
+    def _rllib(self, _: int) -> dict[str, float]:
         found = run_json(self.rllib_python, PEERS / "rllib_dqn.py", "--fragment", "auto", "--seconds", str(self.seconds))
         return {
             "env_steps_per_s": found["env_steps_per_second"],
@@ -78,10 +55,8 @@ class ApexBench:
             "s_to_first_update": found["first_update_seconds"],
         }
 
-    def _bare(self) -> dict[str, float]:
-        words = f"{self.envs}, {self.seconds}"
-        codes = [f"from veldt.bench.apex import bare_{name}; bare_{name}({words})" for name in ("learner", "actor")]
-        learner, actor = side_by_side(codes, self.seconds)
+    def _bare(self, _: int) -> dict[str, float]:
+        learner, actor = bare(__name__, self.envs, self.seconds)
         return {"env_steps_per_s": actor, "samples_per_s": learner}
 
     def _solving(self) -> dict[str, dict[str, float]]:
@@ -112,6 +87,7 @@ def bench_config(actors: int, envs: int, seed: int) -> Config:
     settings: dict[str, Any] = {
         "actors": actors,
         "envs_per_actor": envs,
+        "inference": "local",
         "algorithm.n": 3,
         "learner.anneal": False,
         "store.samples_per_insert": 0.0,
@@ -129,14 +105,8 @@ def bare_learner(envs: int, seconds: float) -> None:
     torch.set_num_threads(1)
     config = bench_config(1, envs, 0)
     learner = make_learner(VECTOR, config.algorithm, config.learner.batch, 500, "cpu")
-    step, count = bare_step(learner, config.learner.batch), 0
-    for _ in range(200):
-        step()
-    began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        step()
-        count += 1
-    print(json.dumps(config.learner.batch * count / (time.perf_counter() - began)))
+    batch = config.learner.batch
+    print(json.dumps(batch * calls_per_second(bare_step(learner, batch), seconds)))
 
 
 def bare_actor(envs: int, seconds: float) -> None:
@@ -149,10 +119,9 @@ def bare_actor(envs: int, seconds: float) -> None:
     net = config.algorithm.network(vector.spec).requires_grad_(False).eval()
     env = vector.env
     obs, _ = env.reset(seed=0)
-    began, count = 0.0, 0
-    while count < 200 or time.perf_counter() - began < seconds:
+
+    def step() -> None:
+        nonlocal obs
         obs, *_ = env.step(net(torch.from_numpy(obs)).numpy().argmax(1))
-        count += 1
-        if count == 200:
-            began = time.perf_counter()
-    print(json.dumps(envs * (count - 200) / (time.perf_counter() - began)))
+
+    print(json.dumps(envs * calls_per_second(step, seconds)))

@@ -1,18 +1,16 @@
 """DQN on CartPole against Stable-Baselines3: env steps a second at equal network, batch and updates per step."""
 
 import dataclasses
-import statistics
 import time
 from typing import Any
 
 import torch
 
-from veldt.bench.timing import machine
+from veldt.bench.timing import machine, take_turns
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.program import Program
 from veldt.runtime import Inline
-from veldt.topologies import single
+from veldt.topologies import make_program
 
 HIDDEN, BATCH, START, LR, TARGET = (64, 64), 64, 1_000, 1e-3, 250
 
@@ -36,29 +34,17 @@ class DqnBench:
         except ImportError:
             raise UserError("This compares with Stable-Baselines3; install it with: pip install 'veldt[bench]'.") from None
         torch.set_num_threads(self.threads)
-        rates: dict[str, list[float]] = {"veldt": [], "stable-baselines3": []}
-        updates: dict[str, list[float]] = {"veldt": [], "stable-baselines3": []}
-        for turn in range(self.rounds):
-            for name, contender in (("veldt", self._ours), ("stable-baselines3", self._theirs)):
-                rate, per_step = contender(turn)
-                rates[name].append(rate)
-                updates[name].append(per_step)
-        ours, theirs = (statistics.median(x) for x in rates.values())
+        found = take_turns(self.rounds, {"veldt": self._ours, "sb3": self._theirs})
+        names = ("env_steps_per_s", "updates_per_step")
+        figures = {f"{who}_{name}": found[who][name] for name in names for who in found}
+        figures["ours/theirs"] = figures["veldt_env_steps_per_s"] / figures["sb3_env_steps_per_s"]
         return {
             "machine": machine() | {"stable-baselines3": stable_baselines3.__version__},
-            "results": {
-                "cartpole, 64-64, batch 64": {
-                    "veldt_env_steps_per_s": ours,
-                    "sb3_env_steps_per_s": theirs,
-                    "veldt_updates_per_step": statistics.median(updates["veldt"]),
-                    "sb3_updates_per_step": statistics.median(updates["stable-baselines3"]),
-                    "ours/theirs": ours / theirs,
-                }
-            },
+            "results": {"cartpole, 64-64, batch 64": figures},
         }
 
-    def _ours(self, seed: int) -> tuple[float, float]:
-        """(env steps a second, updates per env step) once learning has started."""
+    def _ours(self, seed: int) -> dict[str, float]:
+        """Once learning has started."""
         settings: dict[str, Any] = {
             "algorithm.hidden": HIDDEN,
             "algorithm.double": False,
@@ -73,19 +59,17 @@ class DqnBench:
             "eval.every": 0,
         }
         config = recipes.make("dqn", "CartPole-v1", steps=self.steps, seed=seed, **settings)
-        program = Program()
-        single(program, config, config.envs().spec)
         began: list[tuple[float, int, int]] = []
 
-        with Inline().start(program) as nodes:
+        with Inline().start(make_program(config, config.env_spec())) as nodes:
             while (steps := nodes.count("env_steps")) < self.steps:
                 if not began and steps >= 2 * START:
                     began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
                 nodes.step()
             began.append((time.perf_counter(), steps, nodes.count("learner_steps")))
-        return _rate(began)
+        return _rates(began)
 
-    def _theirs(self, seed: int) -> tuple[float, float]:
+    def _theirs(self, seed: int) -> dict[str, float]:
         from stable_baselines3 import DQN
         from stable_baselines3.common.callbacks import BaseCallback
 
@@ -113,9 +97,10 @@ class DqnBench:
         )
         model.learn(self.steps, callback=Watch())
         began.append((time.perf_counter(), self.steps, model._n_updates))
-        return _rate(began)
+        return _rates(began)
 
 
-def _rate(marks: list[tuple[float, int, int]]) -> tuple[float, float]:
+def _rates(marks: list[tuple[float, int, int]]) -> dict[str, float]:
     (t0, steps0, updates0), (t1, steps1, updates1) = marks
-    return (steps1 - steps0) / (t1 - t0), (updates1 - updates0) / (steps1 - steps0)
+    steps = steps1 - steps0
+    return {"env_steps_per_s": steps / (t1 - t0), "updates_per_step": (updates1 - updates0) / steps}

@@ -7,53 +7,33 @@ would come to cores / (1 / acted + 1 / trained) steps a second: the rates of one
 
 import dataclasses
 import json
-import os
 import statistics
-import time
 from typing import Any
 
-from veldt.bench.peers import NEVER, PEERS, SOLVED, measure, medians, run_json, side_by_side, train
-from veldt.bench.timing import machine
+from veldt.bench.peers import NEVER, PEERS, SOLVED, WholeRuns, bare, measure, run_json, train
+from veldt.bench.timing import calls_per_second, machine, take_turns
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.program import Program
-from veldt.topologies import apex
+from veldt.machine import core_count
+from veldt.topologies import make_program
 
 EVAL_EVERY = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class ImpalaBench:
+class ImpalaBench(WholeRuns):
     """IMPALA on CartPole against bare loops and RLlib: steps acted and trained a second, and the time to solve it."""
 
-    seconds: float = 8.0
-    """Seconds of one turn."""
-    rounds: int = 3
-    """Turns that each contender gets."""
-    actors: int = 2
-    """Actor processes."""
-    envs: int = 8
-    """Environments of each actor."""
-    seeds: int = 3
-    """Runs for the time until CartPole is solved."""
-    rllib_python: str = ""
-    """A Python that has RLlib; without it RLlib is left out."""
     rllib_limit: float = 120.0
     """Time limit in seconds for RLlib to solve CartPole; a run that does not is counted with this time."""
 
     def run(self) -> dict[str, Any]:
-        turns: dict[str, list[dict[str, float]]] = {"ours": [], "bare": [], "rllib": []}
-        for turn in range(self.rounds):
-            turns["ours"].append(self._ours(turn))
-            turns["bare"].append(self._bare())
-            if self.rllib_python:
-                turns["rllib"].append(self._rllib(turn))
-        rates = {name: medians(lines) for name, lines in turns.items() if lines}
+        contenders = {"ours": self._ours, "bare": self._bare} | ({"rllib": self._rllib} if self.rllib_python else {})
+        rates = take_turns(self.rounds, contenders)
         titles = {"ours": "ours", "bare": "bare loops, one core each", "rllib": "rllib"}
         results = {titles[name]: line for name, line in rates.items()}
-        ours, bare = rates["ours"], rates["bare"]
-        cores = min(len(os.sched_getaffinity(0)), self.actors + 1)
-        acted, trained = bare["env_steps_per_s"], bare["steps_trained_per_s"]
+        ours, cores = rates["ours"], min(core_count(), self.actors + 1)
+        acted, trained = rates["bare"]["env_steps_per_s"], rates["bare"]["steps_trained_per_s"]
         limit = min(trained, self.actors * acted, cores / (1 / acted + 1 / trained))
         results["ours / bare"] = {f"env_steps_per_s, {cores} cores": ours["env_steps_per_s"] / limit}
         if "rllib" in rates:
@@ -65,9 +45,8 @@ class ImpalaBench:
 
     def _ours(self, seed: int) -> dict[str, float]:
         config = bench_config(self.actors, self.envs, seed)
-        program = Program()
-        apex(program, config, config.envs().spec)
-        rates = measure(program, self.seconds, ("env_steps", "episodes", "learner_steps"), ("policy_lag",))
+        counters = ("env_steps", "episodes", "learner_steps")
+        rates = measure(make_program(config, config.env_spec()), self.seconds, counters, ("policy_lag",))
         # An unroll has a row for each step, and one for the end of each episode, which does not train.
         rows, acted = rates["env_steps"] + rates["episodes"], rates["env_steps"]
         learned = rates["learner_steps"] * config.learner.batch * config.algorithm.unroll
@@ -94,10 +73,8 @@ class ImpalaBench:
     def _size(self) -> tuple[str, ...]:
         return ("--runners", str(self.actors), "--envs", str(self.envs))
 
-    def _bare(self) -> dict[str, float]:
-        words = f"{self.envs}, {self.seconds}"
-        codes = [f"from veldt.bench.impala import bare_{name}; bare_{name}({words})" for name in ("learner", "actor")]
-        learner, actor = side_by_side(codes, self.seconds)
+    def _bare(self, _: int) -> dict[str, float]:
+        learner, actor = bare(__name__, self.envs, self.seconds)
         return {"env_steps_per_s": actor, "steps_trained_per_s": learner}
 
     def _solving(self) -> dict[str, dict[str, float]]:
@@ -140,6 +117,7 @@ def bare_learner(envs: int, seconds: float) -> None:
     import numpy as np
     import torch
 
+    from veldt.bench.learner import descend
     from veldt.learning.returns import vtrace
 
     torch.set_num_threads(1)
@@ -162,19 +140,9 @@ def bare_learner(envs: int, seconds: float) -> None:
         target, advantage = map(torch.from_numpy, found)
         entropy = -(logits.exp() * logits).sum(2)
         each = algorithm.baseline_cost * 0.5 * (target - value[:, :-1]).square() - advantage * log_pi
-        optimizer.zero_grad()
-        (each - algorithm.entropy_cost * entropy).mean().backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), config.learner.clip_norm)
-        optimizer.step()
+        descend((each - algorithm.entropy_cost * entropy).mean(), net, optimizer, config.learner.clip_norm)
 
-    count = 0
-    for _ in range(200):
-        step()
-    began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        step()
-        count += 1
-    print(json.dumps(batch * unroll * count / (time.perf_counter() - began)))
+    print(json.dumps(batch * unroll * calls_per_second(step, seconds)))
 
 
 def bare_actor(envs: int, seconds: float) -> None:
@@ -188,11 +156,10 @@ def bare_actor(envs: int, seconds: float) -> None:
     net: Any = config.algorithm.network(vector.spec).requires_grad_(False)
     env, rng, explore = vector.env, np.random.default_rng(0), np.ones(envs)
     obs, _ = env.reset(seed=0)
-    began, count = 0.0, 0
-    while count < 200 or time.perf_counter() - began < seconds:
+
+    def step() -> None:
+        nonlocal obs
         logits = net.policy(torch.from_numpy(obs))
         obs, *_ = env.step(net.distribution.draw(logits.numpy(), explore, rng)["action"])
-        count += 1
-        if count == 200:
-            began = time.perf_counter()
-    print(json.dumps(envs * (count - 200) / (time.perf_counter() - began)))
+
+    print(json.dumps(envs * calls_per_second(step, seconds)))

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 import secrets
 import socket
@@ -29,25 +28,26 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import psutil
 import torch
-import yaml
 
 from veldt.acting.actor import Actor, send_examples
 from veldt.acting.policy import BatchedPolicy, LocalPolicy
 from veldt.acting.recorder import Recorder
 from veldt.bench.latency import AtOnce, Caller, TimedPolicy, percentiles, thin
-from veldt.bench.peers import medians, side_by_side
-from veldt.bench.timing import machine
-from veldt.counters import COLUMN, Counters
+from veldt.bench.peers import side_by_side
+from veldt.bench.prices import cost, read_prices
+from veldt.bench.timing import machine, take_turns
+from veldt.bench.window import TABLE, Window, figures
+from veldt.counters import Counters
 from veldt.envs import is_atari, make_env
-from veldt.errors import ProcessFailed, UserError
+from veldt.errors import UserError
 from veldt.experiment import recipes, settings
 from veldt.experiment.config import Config
 from veldt.learning.params import LatestParams
+from veldt.machine import core_count
 from veldt.nets.torsos import as_float
 from veldt.program import CELL, INCARNATION, ROWS, Node, Program
 from veldt.records.history import History
@@ -65,19 +65,8 @@ HIDDEN = 64  # units of each of two layers, times the width
 CONVNET = (16, 32, 256)  # channels, channels and units of IMPALA's shallow network, times the width
 WIDTHS = (1, 2, 4, 8, 16)
 PRICES = Path(__file__).parents[2] / "benchmarks" / "inference" / "prices.yaml"
-WARM_S = 1.0
-ASK_S = 20.0
 WARM_STEPS = 100  # of the loop
 QUICK, SLOW = "veldt.bench.latency:quick", "veldt.bench.latency:slow"
-TABLE = {  # column -> its figure; the last is the cost
-    "p50 us": "latency_p50_us",
-    "p99 us": "latency_p99_us",
-    "steps/s": "env_steps_per_s",
-    "batch": "batch",
-    "B out": "bytes_out_per_step",
-    "B in": "bytes_in_per_step",
-    "cpu s/1e6": "cpu_s_per_1e6_steps",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,18 +107,14 @@ class InferenceBench:
         gpu = self._check()
         before = machine() | ({"gpu": gpu} if gpu else {})
         contenders = [name for name in self.contenders if name != "loop" or not self.learner]
-        turns: dict[tuple[int, Contender], list[dict[str, float]]] = {(w, c): [] for w in self.widths for c in contenders}
-        for _ in range(self.rounds):
-            for (width, contender), lines in turns.items():
-                lines.append(self._turn(width, contender))
-        results: dict[str, dict[str, float]] = {}
-        for (width, contender), lines in turns.items():
-            found = medians(lines)
-            hourly = prices.hourly(self._cores(), gpu if self._uses_gpu(contender) else "")
-            found[f"{prices.currency}_per_1e9_steps"] = cost(found["env_steps_per_s"], hourly)
-            results[f"{self.label(width)}, {contender}"] = found
+        jobs = [(width, contender) for width in self.widths for contender in contenders]
+        found = take_turns(self.rounds, {job: functools.partial(self._turn, *job) for job in jobs})
+        for (_, contender), line in found.items():
+            hourly = prices.hourly(core_count(), gpu if self._uses_gpu(contender) else "")
+            line[f"{prices.currency}_per_1e9_steps"] = cost(line["env_steps_per_s"], hourly)
+        results = {f"{self.label(width)}, {contender}": line for (width, contender), line in found.items()}
         table = make_table(results, prices.currency)
-        results |= self._compare({key: results[f"{self.label(key[0])}, {key[1]}"] for key in turns})
+        results |= self._compare(found)
         if self.ratios:
             results |= self._call_ratio() | self._slow_ratio()
         return {"machine": before, "results": results, "table": table}
@@ -145,9 +130,6 @@ class InferenceBench:
         if not self.device.startswith("cuda") or not torch.cuda.is_available():
             raise UserError(f"device {self.device!r} is not available; use cpu{' or cuda' * torch.cuda.is_available()}.")
         return torch.cuda.get_device_name(self.device)
-
-    def _cores(self) -> int:
-        return len(os.sched_getaffinity(0))
 
     def _uses_gpu(self, contender: Contender) -> bool:
         return self.device != "cpu" and (self.learner or contender != "local")
@@ -180,22 +162,19 @@ class InferenceBench:
         }
         return recipes.make("seed-vtrace", **settings)
 
-    def _turn(self, width: int, contender: Contender) -> dict[str, float]:
+    def _turn(self, width: int, contender: Contender, _: int) -> dict[str, float]:
         if contender == "loop":
             code = f"from veldt.bench.inference import InferenceBench; {self!r}.loop({width})"
             found: dict[str, float] = side_by_side([code], self.seconds)[0]
             return found
         config = self.config(width)
-        with contextlib.closing(config.envs()) as envs:
-            env = envs.spec
-        if contender == "local":
-            return self._local(config, env)
-        return self._central(config, env, contender)
+        env = config.env_spec()
+        return self._local(config, env) if contender == "local" else self._central(config, env, contender)
 
     def _local(self, config: Config, env: EnvSpec) -> dict[str, float]:
         program, actors = local_program(config, env, self.learner), actors_of(config)
-        window = Window(self.seconds, actors, ("stream_bytes",) if self.learner else (), "local", self.learner)
-        window.watch(Local(queue=config.queue), program)
+        names, runtime = ("stream_bytes",) if self.learner else (), Local(queue=config.queue)
+        window = Window(runtime, program, self.seconds, actors, names, "local", self.learner)
         blocks = window.per_step("stream_bytes") if self.learner else 0.0
         return window.figures(batch=self.envs, out=blocks, back=window.weights / window.steps())
 
@@ -208,8 +187,8 @@ class InferenceBench:
         elif contender == "grpc-tcp":
             gate = GateSettings(listen=f"127.0.0.1:{free_port()}", token=secrets.token_hex(32), own_listen=True)
         names = () if gate is None else ("gate_bytes_in", "gate_bytes_out")
-        window = Window(self.seconds, actors_of(config), names, "central", self.learner)
-        window.watch(Local(queue=config.queue, gate=gate), program)
+        runtime = Local(queue=config.queue, gate=gate)
+        window = Window(runtime, program, self.seconds, actors_of(config), names, "central", self.learner)
         if gate is not None:
             out, back = (window.per_step(name) for name in names)
         else:
@@ -270,38 +249,35 @@ class InferenceBench:
     def _call_ratio(self) -> dict[str, dict[str, float]]:
         """One actor and one group: a call of a policy that replies at once, against the same bytes over bare grpc.aio."""
         config, n = self.config(self.widths[0]), self.envs // self.groups
-        with contextlib.closing(config.envs()) as envs:
-            env = envs.spec
+        env = config.env_spec()
         question, answer = (HEADER.size + size for size in call_bytes(all_messages(call_program(env, n).nodes["policy"])))
-        turns: list[dict[str, float]] = []
-        for _ in range(self.rounds):
-            window = Window(self.seconds, ["actor/0"])
-            window.watch(Local(gate=GateSettings()), call_program(env, n))
-            turn: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
-            turn += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
+
+        def turn(_: int) -> dict[str, float]:
+            window = Window(Local(gate=GateSettings()), call_program(env, n), self.seconds, ["actor/0"])
+            times: tuple[float, ...] = percentiles(window.taken) + echo(question, answer, self.seconds)
+            times += echo(question, answer, self.seconds, os.environ.get("GRPC_EXPERIMENTS", ""))  # `runtime.grpc` set it
             names = (f"{who}{p}_us" for who in ("", "bare ", "bare, polled like ours, ") for p in ("p50", "p99"))
-            turns.append(dict(zip(names, turn, strict=True)))
-        found = medians(turns)
+            return dict(zip(names, times, strict=True))
+
+        found = take_turns(self.rounds, {"": turn})[""]
         found["p50 / bare p50"] = found["p50_us"] / found["bare p50_us"]
         found["p50 / bare p50, polled like ours"] = found["p50_us"] / found["bare, polled like ours, p50_us"]
         return {f"a call over gRPC (Unix socket, {question} bytes there, {answer} back) against bare grpc.aio": found}
 
     def _slow_ratio(self) -> dict[str, dict[str, float]]:
         """Env steps per second of actors, with and without another actor whose environments are slow."""
-        turns: list[dict[str, float]] = []
-        for _ in range(self.rounds):
-            rates = {}
-            for name, actors in (("beside a slow one", self.slow_actors), ("alone", self.slow_actors - 1)):
-                config = dataclasses.replace(self, env=QUICK).config(1, actors=actors)
-                others = actors_of(config)[: self.slow_actors - 1]
-                slow = set(actors_of(config)) - set(others)
-                window = Window(self.seconds, actors_of(config))
-                with contextlib.closing(config.envs()) as envs:
-                    program = central_program(config, envs.spec, learner=False, slow=slow)
-                window.watch(Local(), program)
-                rates[name] = window.steps(others) / window.elapsed
-            turns.append(rates)
-        found = medians(turns)
+
+        def rate(actors: int, _: int) -> dict[str, float]:
+            config = dataclasses.replace(self, env=QUICK).config(1, actors=actors)
+            others = actors_of(config)[: self.slow_actors - 1]
+            slow = set(actors_of(config)) - set(others)
+            program = central_program(config, config.env_spec(), learner=False, slow=slow)
+            window = Window(Local(), program, self.seconds, actors_of(config))
+            return {"": window.steps(others) / window.elapsed}
+
+        sizes = {"beside a slow one": self.slow_actors, "alone": self.slow_actors - 1}
+        turns = take_turns(self.rounds, {name: functools.partial(rate, n) for name, n in sizes.items()})
+        found = {name: line[""] for name, line in turns.items()}
         found["beside / alone"] = found["beside a slow one"] / found["alone"]
         return {f"env steps a second of {self.slow_actors - 1} actors": found}
 
@@ -438,129 +414,6 @@ def free_port() -> int:
         return port
 
 
-# Measuring.
-
-
-class Mark(NamedTuple):
-    """Counts of a run at one moment."""
-
-    time: float
-    steps: dict[str, int]  # by actor
-    cpu: float  # seconds of all processes
-
-
-class Window:
-    """Measures a run for some seconds, once it is warm."""
-
-    def __init__(
-        self,
-        seconds: float,
-        actors: list[str],
-        totals: tuple[str, ...] = (),  # metrics that only grow, whose growth per env step is reported
-        inference: str = "",  # local: weights are counted; central: batches
-        learns: bool = False,
-    ) -> None:
-        self.seconds, self.actors, self.inference, self.learns = seconds, actors, inference, learns
-        self.marks: list[Mark] = []
-        self.taken: list[tuple[int, list[float]]] = []  # by actor: calls, and quantiles of their latencies
-        self.weights = 0  # bytes pulled by all actors
-        self.batches: list[float] = []
-        self._totals: dict[str, list[tuple[int, float]]] = {name: [] for name in totals}  # (env steps, total)
-        self._warm = time.perf_counter()  # when all actors were working
-
-    def watch(self, runtime: Local, program: Program) -> None:
-        with runtime.start(program) as nodes:
-            while not self._done(nodes):
-                nodes.step()
-
-    def _done(self, nodes: Any) -> bool:
-        metrics, now = nodes.metrics(), time.perf_counter()
-        if self.marks:
-            self._note(nodes, metrics)
-        elif not self._works(nodes):
-            self._warm = now
-        begin, length = (self.marks[0].time, self.seconds) if self.marks else (self._warm, min(WARM_S, self.seconds))
-        if now - begin >= length and (not self.marks or self._complete()):
-            self._mark(nodes)
-        return len(self.marks) == 2
-
-    def _complete(self) -> bool:
-        """Whether all wanted metrics were reported, and totals twice."""
-        batches = self.inference != "central" or self.batches
-        return bool(batches) and all(len(seen) > 1 for seen in self._totals.values())
-
-    def _works(self, nodes: Any) -> bool:
-        return min(self._steps(nodes).values()) > 0 and (not self.learns or nodes.count("learner_steps") > 0)
-
-    def _steps(self, nodes: Any) -> dict[str, int]:
-        supervisor = nodes.supervisor
-        table = supervisor.rows["counters"].table
-        return {name: int(table[supervisor.plan.row(name), COLUMN["env_steps"]]) for name in self.actors}
-
-    def _note(self, nodes: Any, metrics: dict[str, float]) -> None:
-        if "inference_batch" in metrics:
-            self.batches.append(metrics["inference_batch"])
-        for name, seen in self._totals.items():
-            if name in metrics:
-                seen.append((nodes.count("env_steps"), metrics[name]))
-
-    def _mark(self, nodes: Any) -> None:
-        """Takes from the actors what they have counted since the last mark."""
-        self.taken = ask(nodes, "take", {name: name.replace("actor", "timed") for name in self.actors})
-        if self.inference == "local":
-            self.weights = sum(ask(nodes, "take", {name: name.replace("actor", "policy") for name in self.actors}))
-        self.marks.append(Mark(time.perf_counter(), self._steps(nodes), cpu_seconds()))
-
-    @property
-    def elapsed(self) -> float:
-        return self.marks[1].time - self.marks[0].time
-
-    @property
-    def calls(self) -> int:
-        return sum(calls for calls, _ in self.taken)
-
-    def steps(self, actors: list[str] | None = None) -> int:
-        """Env steps of these actors; none given: of all."""
-        before, after = (mark.steps for mark in self.marks)
-        return sum(after[name] - before[name] for name in actors or self.actors)
-
-    def per_step(self, name: str) -> float:
-        """Growth of a total per env step."""
-        (steps0, first), *_, (steps1, last) = self._totals[name]
-        return (last - first) / max(1, steps1 - steps0)
-
-    def figures(self, batch: float, out: float, back: float) -> dict[str, float]:
-        steps, cpu = self.steps(), self.marks[1].cpu - self.marks[0].cpu
-        return figures(percentiles(self.taken), steps / self.elapsed, batch, out, back, cpu / max(1, steps))
-
-
-def figures(
-    latencies: tuple[float, float], rate: float, batch: float, out: float, back: float, cpu: float
-) -> dict[str, float]:
-    """`rate` in env steps a second; bytes out and back, and CPU seconds, for one env step."""
-    return dict(zip(TABLE.values(), (*latencies, rate, batch, out, back, 1e6 * cpu), strict=True))
-
-
-def ask(nodes: Any, what: str, whom: dict[str, str]) -> list[Any]:
-    """Calls a method of one node in each of these processes, and returns the results."""
-    supervisor, answers = nodes.supervisor, nodes.supervisor.answers
-    numbers = [nodes.give(process, what, node) for process, node in whom.items()]
-    there = None not in numbers and supervisor.wait(lambda: all(x in answers for x in numbers), ASK_S, what)
-    if not there:
-        raise ProcessFailed(f"{', '.join(whom)} did not answer, so nothing was measured")
-    return [answers.pop(number).result for number in numbers]
-
-
-def cpu_seconds() -> float:
-    """CPU seconds so far of this process and all its descendants."""
-    me, seconds = psutil.Process(), 0.0
-    for process in (me, *me.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            seconds += times.user + times.system
-    return seconds
-
-
 def echo(question: int, answer: int, seconds: float, experiments: str = "") -> tuple[float, float]:
     """p50 and p99 in us of calls of a bare grpc.aio server with this many bytes each way, in two fresh processes.
 
@@ -576,46 +429,6 @@ def echo(question: int, answer: int, seconds: float, experiments: str = "") -> t
         finally:
             server.kill()
             server.wait(10)
-
-
-# Prices.
-
-
-@dataclasses.dataclass(frozen=True)
-class Prices:
-    currency: str
-    core_hour: float
-    gpu_hour: dict[str, float]  # by a substring of the GPU's name
-
-    def hourly(self, cores: int, gpu: str = "") -> float:
-        """Price per hour of a machine, with this GPU if one is named."""
-        if not gpu:
-            return cores * self.core_hour
-        known = [price for kind, price in self.gpu_hour.items() if kind.lower() in gpu.lower()]
-        if not known:
-            raise UserError(f"The price file has no GPU whose name is in {gpu!r}; it has {', '.join(self.gpu_hour)}.")
-        return cores * self.core_hour + known[0]
-
-
-def read_prices(path: Path) -> Prices:
-    try:
-        found = yaml.safe_load(path.read_text())
-        gpus = {str(kind): float(price) for kind, price in (found.get("gpu_hour") or {}).items()}
-        prices = Prices(str(found["currency"]), float(found["core_hour"]), gpus)
-    except OSError as error:
-        raise UserError(f"The prices in {path} cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{path} is not a price file: it needs currency, core_hour and gpu_hour with a price by kind."
-        ) from None
-    if not all(0 <= price < math.inf for price in (prices.core_hour, *gpus.values())):
-        raise UserError(f"{path} has prices that are negative or not finite.")
-    return prices
-
-
-def cost(rate: float, hourly: float) -> float:
-    """Price of 1e9 env steps at this rate per second, on a machine with this price per hour."""
-    return 1e9 / rate / 3600 * hourly
 
 
 def make_table(results: dict[str, dict[str, float]], currency: str) -> list[str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 
 from veldt.acting.actor import Policy
+from veldt.envs.small import Spin, Step
 from veldt.records.tree import Array, Tree
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ class TimedPolicy(Policy):
         self.policy = policy
         self._sent: dict[int, int] = {}  # group -> when, in ns
         self._times: list[int] = []  # ns, since `take`
-        self._reported = 0  # how many of them `metrics` has reported
 
     def send(self, group: int, step: Tree) -> bool:
         self._sent.setdefault(group, time.perf_counter_ns())
@@ -59,17 +56,9 @@ class TimedPolicy(Policy):
         self._sent.pop(group, None)
         self.policy.reset(group)
 
-    def metrics(self) -> dict[str, float]:
-        """Of the calls since the last time."""
-        times, self._reported = self._times[self._reported :], len(self._times)
-        if not times:
-            return {}
-        p50, p99 = percentiles([(len(times), [1e-3 * x for x in times])])
-        return {"latency_p50_us": p50, "latency_p99_us": p99}
-
     def take(self) -> tuple[int, list[float]]:
         """The number of calls since the last time, and quantiles of their latencies in us."""
-        times, self._times, self._reported = self._times, [], 0
+        times, self._times = self._times, []
         return len(times), thin(times)
 
 
@@ -101,8 +90,6 @@ def percentiles(parts: Iterable[tuple[int, list[float]]]) -> tuple[float, float]
 class AtOnce(Policy):
     """A policy that returns fixed actions."""
 
-    due = math.inf
-
     def __init__(self, action: Array) -> None:
         self._answer = {"action": action}
 
@@ -111,15 +98,6 @@ class AtOnce(Policy):
 
     def recv(self, group: int) -> Tree:
         return self._answer
-
-    def record(self) -> None:
-        pass
-
-    def flush(self, group: int) -> bool:
-        return True
-
-    def reset(self, group: int) -> None:
-        pass
 
 
 class Caller:
@@ -192,19 +170,10 @@ def _options() -> list[tuple[str, int]]:
 # A slow environment.
 
 
-class Nap(gym.Env[Array, np.int64]):
-    """Sleeps for this many milliseconds per step, without using a core."""
+class Nap(Spin):
+    """Sleeps instead, without using a core."""
 
-    def __init__(self, ms: float) -> None:
-        self.seconds = ms / 1000
-        self.observation_space = spaces.Box(0, 1, (4,), np.float32)
-        self.action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> Step:
         time.sleep(self.seconds)
         return np.zeros(4, np.float32), 0.0, False, False, {}
 

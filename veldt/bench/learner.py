@@ -86,34 +86,32 @@ def make_learner(
     blocks: int,
     device: str,
     fresh: int = 16,
-    bfloat16: bool = False,
-    store_device: str = "",
     **settings: Any,
 ) -> Learner:
-    """A learner with these `settings` and a prioritized store full of random steps, on `store_device` or in RAM."""
+    """A learner with these `settings` and a prioritized store full of random steps."""
     rows = {**env.step, "action": env.action, **algorithm.extras(env)}
     schema = Schema(rows, algorithm.window, fresh, algorithm.state(env))
     selector = Prioritized(blocks * schema.starts)
-    where: dict[str, Any] = {"pinned": device != "cpu" and not store_device, "device": store_device}
-    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, **where)
+    store = Replay(schema, selector, MinSize(1), blocks * schema.starts, blocks, pinned=device != "cpu")
     rng = np.random.default_rng(0)
-    for number in range(blocks):
-        store.insert(random_block(schema, env, number, rng), rng.random(schema.starts))
-    config = LearnerConfig(**{"batch": batch, "publish_every": 4, "bfloat16": bfloat16} | settings)
+    for _ in range(blocks):
+        store.insert(random_block(schema, env, rng), rng.random(schema.starts))
+    config = LearnerConfig(**{"batch": batch, "publish_every": 4} | settings)
     return Learner(algorithm, env, store, LatestParams(), Counters(), config, 1_000_000, seed=0, device=device)
 
 
-def random_block(schema: Schema, env: EnvSpec, number: int, rng: np.random.Generator) -> Block:
+def random_block(schema: Schema, env: EnvSpec, rng: np.random.Generator, ends: float = 0.002, obs: Any = None) -> Block:
+    """Episodes one after the other: a row is the last of one with probability `ends`. `obs` [rows, ...] are the
+    observations, if not random ones."""
     storage = schema.layout.zeros(schema.rows)
     columns = schema.layout.columns(storage)
-    for name, column in env.observation.items():
-        raw = (
-            rng.integers(0, 255, columns[name].shape) if column.dtype == np.uint8 else rng.normal(size=columns[name].shape)
-        )
-        columns[name][...] = raw
+    for name in env.observation:
+        x = columns[name]
+        random = rng.integers(0, 255, x.shape) if x.dtype == np.uint8 else rng.normal(size=x.shape)
+        x[...] = random if obs is None else obs
     columns["reward"][...] = rng.normal(size=schema.rows)
     columns["action"][...] = rng.integers(0, env.n_actions, schema.rows)
-    columns["last"][...] = rng.random(schema.rows) < 0.002
+    columns["last"][...] = rng.random(schema.rows) < ends
     columns["discount"][...] = ~columns["last"]
     columns["first"][1:] = columns["last"][:-1]
     columns["valid"][...] = True
@@ -141,10 +139,7 @@ def bare_step(learner: Learner, batch: int) -> Any:
             chooser = net(s_t) if algorithm.double else q_t
             y = r_t + discount_t * q_t.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
         loss = (weights * F.smooth_l1_loss(q_tm1, y, reduction="none")).mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 10.0)
-        optimizer.step()
+        descend(loss, net, optimizer, 10.0)
 
     return step
 
@@ -179,12 +174,16 @@ def bare_sequence_step(learner: Learner, batch: int) -> Any:
             y = algorithm.h(reward[:, steps] + discount * algorithm.h_inverse(v))
         error = y - q[:, :length].gather(2, action[:, burn_in : burn_in + length, None])[:, :, 0]
         loss = (weights * 0.5 * error.square().sum(1)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 40.0)
-        optimizer.step()
+        descend(loss, net, optimizer, 40.0)
 
     return step
+
+
+def descend(loss: torch.Tensor, net: nn.Module, optimizer: torch.optim.Optimizer, norm: float) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(net.parameters(), norm)
+    optimizer.step()
 
 
 def _batch(learner: Learner, batch: int) -> Batch:

@@ -1,5 +1,6 @@
 """Shared by benchmarks of whole runs: rates of a running program, runs of `veldt train`, bare loops, scripts of peers."""
 
+import dataclasses
 import json
 import os
 import statistics
@@ -12,7 +13,6 @@ from typing import Any
 
 from veldt.errors import UserError
 from veldt.program import Program
-from veldt.runtime import Nodes
 from veldt.runtime.local.local import Local
 from veldt.watching.sinks import evaluations
 
@@ -23,29 +23,49 @@ NEVER = 1e9  # seconds
 PEERS = Path("benchmarks/peers")
 
 
-def measure(program: Program, seconds: float, counters: tuple[str, ...], gauges: tuple[str, ...] = ()) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class WholeRuns:
+    """Settings of benchmarks of whole runs."""
+
+    seconds: float = 8.0
+    """Seconds of one turn."""
+    rounds: int = 3
+    """Turns that each contender gets."""
+    actors: int = 2
+    """Actor processes."""
+    envs: int = 8
+    """Environments of each actor."""
+    seeds: int = 3
+    """Runs for the time until CartPole is solved."""
+    rllib_python: str = ""
+    """A Python that has RLlib; without it RLlib is left out."""
+
+
+def measure(
+    program: Program,
+    seconds: float,
+    counters: tuple[str, ...],
+    gauges: tuple[str, ...] = (),
+    begins: str = "learner_steps",  # the run is about to be warm when this counter has begun to grow
+) -> dict[str, float]:
     """Growth of counters per second once a run is warm, and means of metrics."""
-    marks: list[tuple[float, list[int]]] = []
     seen: dict[str, list[float]] = {name: [] for name in gauges}
     looked = 0.0
-
-    def done(nodes: Nodes) -> bool:
-        nonlocal looked
-        now, counts = time.perf_counter(), [nodes.count(name) for name in counters]
-        begun = not marks and nodes.count("learner_steps") > 0
-        if begun or (marks and now - marks[-1][0] > (WARM_S if len(marks) == 1 else seconds)):
-            marks.append((now, counts))
-        if gauges and len(marks) == 2 and now - looked > GAUGE_S:
-            looked, metrics = now, nodes.metrics()
-            for name in gauges:
-                seen[name] += [metrics[name]] if name in metrics else []
-        return len(marks) == 3
-
     with Local().start(program) as nodes:
-        while not done(nodes):
+        while not nodes.count(begins):
             nodes.step()
-    (t0, before), (t1, after) = marks[1:]
-    rates = {name: (b - a) / (t1 - t0) for name, a, b in zip(counters, before, after, strict=True)}
+        warm = time.perf_counter() + WARM_S
+        while time.perf_counter() < warm:
+            nodes.step()
+        began, before = time.perf_counter(), [nodes.count(name) for name in counters]
+        while (now := time.perf_counter()) - began < seconds:
+            nodes.step()
+            if gauges and now - looked > GAUGE_S:
+                looked, metrics = now, nodes.metrics()
+                for name in gauges:
+                    seen[name] += [metrics[name]] if name in metrics else []
+        taken, after = time.perf_counter() - began, [nodes.count(name) for name in counters]
+    rates = {name: (b - a) / taken for name, a, b in zip(counters, before, after, strict=True)}
     return rates | {name: statistics.fmean(values or [float("nan")]) for name, values in seen.items()}
 
 
@@ -60,6 +80,12 @@ def train(recipe: str, seed: int, eval_every: int) -> tuple[float, float]:
     began = first["first_update_s"] - first["first_update_time_s"]  # when the run's clock started
     solved = (began + point.time_s for point in evaluations(lines) if point.mean_return >= SOLVED)
     return first["first_update_s"], next(solved, NEVER)
+
+
+def bare(module: str, envs: int, seconds: float) -> list[Any]:
+    """What the functions bare_learner and bare_actor of a module print, side by side."""
+    names = ("bare_learner", "bare_actor")
+    return side_by_side([f"from {module} import {name}; {name}({envs}, {seconds})" for name in names], seconds)
 
 
 def side_by_side(codes: list[str], seconds: float) -> list[Any]:
@@ -81,7 +107,3 @@ def run_json(python: str, script: Path, *flags: str) -> dict[str, Any]:
         raise UserError(f"{script} failed: {done.stderr[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
-
-
-def medians(lines: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(line[name] for line in lines) for name in lines[0]}

@@ -18,11 +18,11 @@ from gymnasium import spaces
 
 from veldt.algorithms.base import Batch
 from veldt.algorithms.dqn import DQN
-from veldt.bench.learner import PIXELS
+from veldt.bench.learner import PIXELS, random_block
 from veldt.bench.timing import alternate, machine
 from veldt.errors import UserError
 from veldt.machine import available_memory, format_bytes
-from veldt.records.block import Block, Schema, window_items
+from veldt.records.block import Block, Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 from veldt.storing.limiters import MinSize
@@ -176,7 +176,7 @@ class Ours:
         schema = Schema(rows, algorithm.window, fresh)
         size = plan_size(capacity, schema)
         selector = Prioritized(size.slots * schema.starts)
-        self.algorithm, self.frames = algorithm, frames
+        self.algorithm, self.env, self.frames = algorithm, env, frames
         self.store = Replay(schema, selector, MinSize(1), size.slots * schema.starts, size.slots)
         self.rng = np.random.default_rng(0)
         for number in range(size.slots):
@@ -186,16 +186,8 @@ class Ours:
     def block(self, number: int) -> Block:
         """Episodes of about 500 steps, one after the other."""
         schema = self.store.schema
-        storage = schema.layout.zeros(schema.rows)
-        columns = schema.layout.columns(storage)
-        columns["obs"][...] = self.frames[np.arange(number * schema.fresh, number * schema.fresh + schema.rows) % 4096]
-        columns["reward"][...] = self.rng.random(schema.rows)
-        columns["last"][...] = self.rng.random(schema.rows) < 1 / 500
-        columns["discount"][...] = ~columns["last"]
-        columns["first"][1:] = columns["last"][:-1]
-        columns["valid"][...] = True
-        items = window_items(columns["valid"], columns["last"], schema.window, schema.fresh)
-        return Block(schema, storage, {}, items)
+        seen = self.frames[np.arange(number * schema.fresh, number * schema.fresh + schema.rows) % 4096]
+        return random_block(schema, self.env, self.rng, 1 / 500, seen)
 
     def sample(self, n: int) -> Any:
         sample = self.store.sample(n)

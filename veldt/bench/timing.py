@@ -4,11 +4,17 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+from veldt.machine import processor_name
+
+Name = TypeVar("Name")
+Figures = dict[str, float]
+WARM_CALLS = 200
 
 
 def alternate(contenders: dict[str, Callable[[], object]], calls: int, rounds: int, warm_up: int = 20) -> dict[str, float]:
@@ -33,21 +39,36 @@ def alternate(contenders: dict[str, Callable[[], object]], calls: int, rounds: i
     return {name: statistics.median(x) for name, x in times.items()}
 
 
+def calls_per_second(call: Callable[[], object], seconds: float) -> float:
+    for _ in range(WARM_CALLS):
+        call()
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        call()
+        count += 1
+    return count / (time.perf_counter() - began)
+
+
+def take_turns(rounds: int, contenders: Mapping[Name, Callable[[int], Figures]]) -> dict[Name, Figures]:
+    """The medians of what each contender gives; all have one turn, whose number they get, before any has the next."""
+    turns: dict[Name, list[Figures]] = {name: [] for name in contenders}
+    for turn in range(rounds):
+        for name, contender in contenders.items():
+            turns[name].append(contender(turn))
+    return {name: medians(lines) for name, lines in turns.items()}
+
+
+def medians(lines: list[Figures]) -> Figures:
+    return {name: statistics.median(line[name] for line in lines) for name in lines[0]}
+
+
 def machine() -> dict[str, Any]:
     """The machine and versions that a figure depends on."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-
-
-def _cpu() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

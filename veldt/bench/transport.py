@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -277,49 +278,35 @@ def busy_cores() -> Iterator[None]:
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@contextlib.contextmanager
-def pipe() -> Iterator[Call]:
+def pipe() -> AbstractContextManager[Call]:
     ours, theirs = SPAWN.Pipe()
-
-    def call(x: Array) -> Array:
-        ours.send(x)
-        out: Array = ours.recv()
-        return out
-
-    with _peer(_serve_pipe, theirs):
-        yield call
+    return _peer(ours.send, ours.recv, theirs.recv, theirs.send)
 
 
-def _serve_pipe(connection: Any) -> None:
-    while True:
-        connection.send(connection.recv())
-
-
-@contextlib.contextmanager
-def queues() -> Iterator[Call]:
+def queues() -> AbstractContextManager[Call]:
     there: Any = SPAWN.Queue()
     back: Any = SPAWN.Queue()
-
-    def call(x: Array) -> Array:
-        there.put(x)
-        out: Array = back.get()
-        return out
-
-    with _peer(_serve_queues, there, back):
-        yield call
-
-
-def _serve_queues(there: Any, back: Any) -> None:
-    while True:
-        back.put(there.get())
+    return _peer(there.put, back.get, there.get, back.put)
 
 
 @contextlib.contextmanager
-def _peer(serve: Callable[..., None], *args: Any) -> Iterator[None]:
-    process = SPAWN.Process(target=serve, args=args, daemon=True)
+def _peer(send: Any, receive: Any, their_receive: Any, their_send: Any) -> Iterator[Call]:
+    """Calls of a process that sends back what it receives."""
+
+    def call(x: Array) -> Array:
+        send(x)
+        out: Array = receive()
+        return out
+
+    process = SPAWN.Process(target=_send_back, args=(their_receive, their_send), daemon=True)
     process.start()
     try:
-        yield
+        yield call
     finally:
         process.kill()
         process.join()
+
+
+def _send_back(receive: Any, send: Any) -> None:
+    while True:
+        send(receive())

@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
 
 
 def describe(demos: Demos) -> list[str]:
-    seen = ", ".join(f"{name} {list(c.shape)} {c.dtype}" for name, c in demos.columns.items() if name.startswith("obs"))
+    seen = ", ".join(f"{name} {c}" for name, c in demos.columns.items() if name.startswith("obs"))
     protocol = demos.protocol.get("name") if demos.protocol else ""
     wanted = f" of {demos.wanted:,} wanted" if len(demos) < demos.wanted else ""
     discarded = f", {demos.discarded:,} discarded" if demos.discarded else ""

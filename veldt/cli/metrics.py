@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from veldt.errors import UserError, did_you_mean
+from veldt.errors import UserError, did_you_mean, writing
 from veldt.watching.plot import read_lines
 
 CLOCKS = ("time_s", "env_steps", "learner_steps")  # the first columns
@@ -40,10 +40,8 @@ def run(argv: list[str]) -> int:
             raise UserError(f"{args.run} has no metric {name!r}.{did_you_mean(name, known)}")
     columns = args.columns or known
     if args.out is not None:
-        try:
+        with writing(args.out):
             args.out.write_text(table(lines, columns), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{args.out} cannot be written ({error.strerror}).") from None
         print(args.out)
     elif args.csv:
         sys.stdout.write(table(lines, columns))

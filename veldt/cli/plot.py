@@ -1,6 +1,7 @@
 """Plots returns against env steps and against time or, with --rates, the rates of each part of the run.
 
-Runs that differ only in their seed become one curve. Example: veldt plot runs/* -o curves.png
+Runs that differ only in their seed become one curve. Of a population (veldt pbt): its family tree, what was tuned, and the
+fitness. Example: veldt plot runs/* -o curves.png
 """
 
 import sys
@@ -12,12 +13,13 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 
 from veldt.bounds import above, check
-from veldt.envs import is_atari
-from veldt.envs.atari import find_protocol
-from veldt.errors import UserError
+from veldt.envs.atari import frame_skip
+from veldt.errors import UserError, count
 from veldt.experiment.directory import MAY_CHANGE, read_settings
 from veldt.foreign import printable
+from veldt.watching.lineage import FILE
 from veldt.watching.plot import Curve, Look, check_image, draw, group
+from veldt.watching.plot_lineage import draw_lineage
 from veldt.watching.plot_rates import Rates, draw_rates
 
 Read = TypeVar("Read", Curve, Rates)
@@ -47,8 +49,15 @@ def run(argv: list[str]) -> int:
     if not args.runs:
         raise UserError("Name the runs to plot, for example: veldt plot runs/* -o curves.png")
     check(args)
-    out = args.out or Path("rates.png" if args.rates else "curves.png")
+    populations = [path for path in args.runs if (path / FILE).exists()]
+    out = args.out or Path("rates.png" if args.rates else "population.png" if populations else "curves.png")
     check_image(out)
+    if populations:
+        if len(args.runs) > 1:
+            raise UserError(f"{populations[0]} is a population: draw it alone, or name runs in it, such as member-0.")
+        draw_lineage(populations[0], out)
+        print(f"{out}: the population {populations[0]}")
+        return 0
     if args.rates:
         rates = read_all(args.runs, Rates.read)
         draw_rates(rates, out)
@@ -56,12 +65,9 @@ def run(argv: list[str]) -> int:
         return 0
     groups = group(read_all(args.runs, read_curve))
     draw(groups, out, Look(args.x or "", log=args.log or "", smooth=args.smooth, iqm=args.iqm))
-    print(f"{out}: {'; '.join(f'{name} ({count(len(curves))})' for name, curves in groups.items())}")
+    drawn = (f"{name} ({count(len(curves), 'run')})" for name, curves in groups.items())
+    print(f"{out}: {'; '.join(drawn)}")
     return 0
-
-
-def count(n: int) -> str:
-    return f"{n} run{'' if n == 1 else 's'}"
 
 
 def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read]:
@@ -82,7 +88,6 @@ def read_all(paths: tuple[Path, ...], read: Callable[[Path], Read]) -> list[Read
 def read_curve(path: Path) -> Curve:
     """The learning curve of a run, with the settings that distinguish it from other runs."""
     curve, settings = Curve.read(path), read_settings(path / "config.yaml")
-    atari = is_atari(str(settings.get("env", "")))
-    skip = find_protocol(str(settings.get("protocol", ""))).frame_skip if atari else 1
+    skip = frame_skip(str(settings.get("env", "")), str(settings.get("protocol", "")))
     settings = {name: x for name, x in settings.items() if name not in {"seed", *MAY_CHANGE}}
     return replace(curve, settings=settings, frame_skip=skip)

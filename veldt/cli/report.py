@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import tyro
 
 from veldt.envs import is_atari
-from veldt.envs.atari import find_protocol
-from veldt.errors import UserError
-from veldt.experiment.directory import MAY_CHANGE, read_settings, read_yaml
+from veldt.envs.atari import frame_skip
+from veldt.errors import UserError, count
+from veldt.experiment.directory import MAY_CHANGE, config_of, read_settings, read_yaml
 from veldt.watching import page, scores
 from veldt.watching.links import number
 from veldt.watching.report import Entry, report
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"The directory of {args.out} does not exist.")
     sections = report(entries, reference, args.published or args.reference is not None, out)
     files = page.write("Results", sections, shlex.join(["veldt", "report", *argv]), out)
-    print(f"{', '.join(map(str, files))}: {len(entries)} run{'s' if len(entries) > 1 else ''}")
+    print(f"{', '.join(map(str, files))}: {count(len(entries), 'run')}")
     for entry in entries:
         if not entry.points:
             print(f"{entry.path} has no evaluation: it is listed, without a score.")
@@ -55,16 +55,12 @@ def run(argv: list[str]) -> int:
 
 
 def read_entry(path: Path) -> Entry:
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
-    values = read_settings(path / "config.yaml")
-    env, skip, protocol = str(values.get("env", "")), 1, ""
+    values = read_settings(config_of(path))
+    env = str(values.get("env", ""))
+    protocol = str(values.get("protocol") or "dqn") if is_atari(env) else ""
     seed, steps, batch = (_count(path, values, name) for name in ("seed", "steps", "learner.batch"))
-    if is_atari(env):
-        protocol = str(values.get("protocol") or "dqn")
-        skip = find_protocol(protocol).frame_skip
     settings = {name: x for name, x in values.items() if name not in {"seed", "env", *MAY_CHANGE}}
-    return Entry(path, settings, env, seed, max(1, steps), skip, batch, protocol)
+    return Entry(path, settings, env, seed, max(1, steps), frame_skip(env, protocol), batch, protocol)
 
 
 def _count(path: Path, values: dict[str, Any], name: str) -> int:

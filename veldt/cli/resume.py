@@ -23,6 +23,8 @@ class Resume:
     run: tyro.conf.Positional[Path]
     """The run's directory."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    until: int | None = None
+    """Pause at this number of env steps."""
     quiet: bool = False
     """Print nothing while training."""
     trust: bool = False
@@ -42,5 +44,5 @@ def run(argv: list[str]) -> int:
     args = tyro.cli(Resume, args=argv, prog="veldt resume", description=DESCRIPTION, default=default, registry=registry)
     before = flat(config)
     changed = {name: value for name, value in flat(args.config).items() if value != before[name]}
-    resume(args.run, quiet=args.quiet, trust=args.trust, env=changed.pop("env", None), **changed)
+    resume(args.run, quiet=args.quiet, trust=args.trust, env=changed.pop("env", None), until=args.until, **changed)
     return 0

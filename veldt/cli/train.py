@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
+from veldt.cli import on_ray
 from veldt.envs import is_atari
 from veldt.errors import UserError
 from veldt.experiment import recipes
@@ -34,6 +35,8 @@ class Train:
     """The run's directory (default: a new one in runs/)."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Settings from a YAML file, such as config.yaml of another run; flags override them."""
+    until: int | None = None
+    """Pause at this number of env steps; veldt resume goes on. Schedules still take --steps."""
     quiet: bool = False
     """Print nothing while training."""
     trust: bool = False
@@ -42,6 +45,7 @@ class Train:
 
 def run(argv: list[str]) -> int:
     recipe, flags = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+    flags, cluster = on_ray.split(flags)
     given = [word for word in flags if word not in ("-h", "--help")]
     wants_help = len(given) < len(flags)
     if not recipe:
@@ -65,7 +69,9 @@ def run(argv: list[str]) -> int:
             ["recipe", *(name for name in asks(args.config) if _flag(name) in words)],
         )
     refuse_without_effect(args.config, default.config)
-    train(args.config, run=args.run, quiet=args.quiet)
+    if cluster is not None:
+        return on_ray.train(recipe, given, args.run, args.config, cluster)
+    train(args.config, run=args.run, quiet=args.quiet, until=args.until)
     return 0
 
 

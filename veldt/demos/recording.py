@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from safetensors import SafetensorError
 
-from veldt.acting.actor import Policy
+from veldt.acting.actor import Policy, ask
 from veldt.demos.set import FORMAT, RECORDING, VERSION, Demos, Shard, digest, is_inside, row_bytes, shard_name
 from veldt.env_kwargs import read_kwargs
 from veldt.envs import Envs, make_env
@@ -214,7 +214,7 @@ def play(
             cut = len(rows) == max_length and not record["last"][0]
             if cut:
                 record["last"] = np.ones_like(record["last"])
-            action = nothing if record["last"][0] else _ask(policy, record).astype(nothing.dtype, copy=False)
+            action = nothing if record["last"][0] else ask(policy, record)["action"].astype(nothing.dtype, copy=False)
             rows.append({**{column: x[0].copy() for column, x in record.items()}, "action": action[0].copy()})
             if record["last"][0]:
                 break
@@ -224,20 +224,12 @@ def play(
         yield {column: np.stack([row[column] for row in rows]) for column in rows[0]}
 
 
-def _ask(policy: Policy, record: Tree) -> Array:
-    sent, out = policy.send(0, record), policy.recv(0)
-    assert sent and out is not None
-    return out["action"]
-
-
 Expert = Callable[[Any], Any]  # one observation, or a dict of them by key -> one action
 MakeExpert = Callable[[Any], Expert]  # the environment that is played -> its expert
 
 
 class Immediate(Policy):
     """A policy of one environment that answers immediately."""
-
-    due = math.inf
 
     def __init__(self, answer: Callable[[Tree], Tree]) -> None:
         self.answer = answer
@@ -250,12 +242,6 @@ class Immediate(Policy):
     def recv(self, group: int) -> Tree | None:
         out, self._out = self._out, None
         return out
-
-    def record(self) -> None:
-        return
-
-    def flush(self, group: int) -> bool:
-        return True
 
     def reset(self, group: int) -> None:
         self._out = None

@@ -25,7 +25,7 @@ from veldt.files import MANIFEST, Corrupt, fingerprint
 from veldt.foreign import plain
 from veldt.records.masks import MASK
 from veldt.records.step import SIGNALS, EnvSpec, is_observation
-from veldt.records.tree import Array, ArraySpec, Spec, Tree, spec, zeros
+from veldt.records.tree import Array, Spec, Tree, spec, zeros
 
 FORMAT, VERSION = "veldt-demonstrations", 1
 RECORDING = ".recording"
@@ -83,7 +83,7 @@ class Demos:
         ours = {**env.step, "action": env.action}
         for name in {**ours, **self.columns}:
             if self.columns.get(name) != ours.get(name):
-                here, there = (_describe(x.get(name)) for x in (ours, self.columns))
+                here, there = (x.get(name, "missing") for x in (ours, self.columns))
                 raise UserError(
                     f"The demonstrations in {self.path} do not fit {env.name}: {name} is {there} there and {here} here; "
                     f"they were recorded from {self.env}."
@@ -160,10 +160,6 @@ class Demos:
         for stop, length, total in zip(self.stops, self.lengths, self.returns, strict=True):
             found = math.fsum(rows["reward"][stop - length - 1 : stop])
             require(found == total, "its rewards do not sum to the returns in its manifest")
-
-
-def _describe(column: ArraySpec | None) -> str:
-    return "missing" if column is None else f"{list(column.shape)} {column.dtype}"
 
 
 def is_inside(space: spaces.Space[Any], actions: Array) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from veldt.envs.find import is_atari
 from veldt.envs.vector import RETURN_ENDS
 from veldt.errors import UserError, did_you_mean
 from veldt.records.tree import Array
@@ -55,6 +56,11 @@ def find_protocol(name: str) -> Protocol:
     if actions not in ACTIONS:
         raise UserError(f"Atari has no actions {actions!r}; use {name}:minimal (the game's own) or {name}:full (all 18).")
     return replace(PROTOCOLS[name], full_actions=ACTIONS[actions])
+
+
+def frame_skip(env: str, protocol: str) -> int:
+    """Frames of one env step; 1 for what is not Atari."""
+    return find_protocol(protocol).frame_skip if is_atari(env) else 1
 
 
 class Atari(VectorEnv[Any, Any, Any]):

@@ -76,21 +76,17 @@ def make_env(
         sentence, told = not_made(name, error)
         log.error("%s\n%s", sentence, told)
         raise sentence from error
-    return adapted(vector, name, action_masks, (clip, image_size, grayscale, combine))
-
-
-def adapted(vector: VectorEnv[Any, Any, Any], name: str, action_masks: bool, how: tuple[bool, int, bool, bool]) -> Envs:
-    """`how`: the arguments of `Envs`."""
-    space = vector.single_observation_space
+    how: dict[str, Any] = {"clip": clip, "image_size": image_size, "grayscale": grayscale, "combine": combine}
     if not action_masks:
-        return Envs(vector, name, *how)
+        return Envs(vector, name, **how)
+    space = vector.single_observation_space
     if isinstance(space, spaces.Dict) and MASK in space.spaces:
-        return Envs(vector, name, *how, masks="observation")
+        return Envs(vector, name, **how, masks="observation")
     singles = [env for env in getattr(vector, "envs", ()) if isinstance(env, Single)]
     mask = singles[0].find_mask() if singles else None
     if mask is None:
-        return Envs(vector, name, *how)
-    envs = Envs(vector, name, *how, masks="info")
+        return Envs(vector, name, **how)
+    envs = Envs(vector, name, **how, masks="info")
     assert envs.adapter.masks is not None
     for single in singles:
         single.masks = envs.adapter.masks.flat()

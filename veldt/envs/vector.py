@@ -35,25 +35,15 @@ class Envs:
 
     Where actions are masked, a row without a legal action is dropped too, but for the last of an episode.
 
-    The other arguments are those of an `Adapter`, which makes columns of observations.
+    `seen` are the other arguments of an `Adapter`, which makes columns of observations.
     """
 
-    def __init__(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        name: str,
-        clip: bool = False,
-        image_size: int = 0,
-        grayscale: bool = False,
-        combine: bool = False,
-        masks: str = "",
-    ) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], name: str, clip: bool = False, **seen: Any) -> None:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{name} resets in mode {mode}, but Veldt needs NEXT_STEP autoreset; build it with that.")
         self.env, self.name, self.n, self.clip = env, name, env.num_envs, clip
-        space, taken = env.single_observation_space, env.single_action_space
-        self.adapter = adapter = Adapter(space, taken, name, image_size, grayscale, combine, masks)
+        self.adapter = adapter = Adapter(env.single_observation_space, env.single_action_space, name, **seen)
         self.spec = EnvSpec.of(name, adapter)
         self.bad = 0  # rows that were dropped
         self._began = False

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from veldt.errors import UserError
+from veldt.errors import writing
 from veldt.experiment.config import Config
 from veldt.experiment.settings import flat
 from veldt.foreign import regular
@@ -83,13 +83,10 @@ def differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 def record(directory: Path, env_steps: int, changed: dict[str, tuple[Any, Any]]) -> None:
     line = json.dumps({"env_steps": env_steps, "changed": {name: list(values) for name, values in changed.items()}})
-    try:
-        with open(directory / FILE, "a", opener=regular) as file:
-            file.write(f"{line}\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"{directory / FILE} cannot be written ({error.strerror}).") from None
+    with writing(directory / FILE), open(directory / FILE, "a", opener=regular) as file:
+        file.write(f"{line}\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def sentences(changed: dict[str, tuple[Any, Any]], now: Config, env_steps: int) -> list[str]:

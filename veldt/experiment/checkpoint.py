@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -76,6 +76,16 @@ class Checkpoint:
             why = error if isinstance(error, Corrupt) else f"{file} cannot be read ({error})"
             raise UserError(f"{self.path}: {why}; delete that checkpoint to use the previous one.") from None
         return weights
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Of all nodes. Raises what reading and taking apart a file can raise."""
+        state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in self.manifest["nodes"].items()}
+        for key, array in load_file(self.path / STATE).items():
+            node, _, name = key.partition(":")
+            state[node][name] = array
+        for node in self.manifest["weights"]:
+            state[node] |= {f"weights/{name}": array for name, array in self.weights(node).items()}
+        return state
 
 
 class Checkpoints:
@@ -145,13 +155,21 @@ class Checkpoints:
 
     def weights(self) -> Tree | None:
         """The weights of the newest checkpoint that verifies, even while a run writes and deletes checkpoints there."""
+        return self._weights("", lambda: self.load(blocks=False))
+
+    def best_weights(self) -> Tree | None:
+        """As `weights`, of the best evaluation."""
+        return self._weights("best-", self.best)
+
+    def _weights(self, prefix: str, find: Callable[[], Checkpoint | None]) -> Tree | None:
         for _ in range(RETRIES):
-            before = self._paths()
+            before = self._paths(prefix)
             try:
-                checkpoint = self.load(blocks=False)
-                return None if checkpoint is None else checkpoint.weights()
+                checkpoint = find()
+                if checkpoint is not None or self._paths(prefix) == before:
+                    return None if checkpoint is None else checkpoint.weights()
             except (UserError, FileNotFoundError):
-                if self._paths() == before:
+                if self._paths(prefix) == before:
                     raise
         raise UserError(f"{self.directory} changes faster than it can be read; try again.")
 
@@ -165,19 +183,6 @@ class Checkpoints:
             except Corrupt as error:
                 log.warning("checkpoint %s is not used: %s", path.name, error)
         return None
-
-    def best_weights(self) -> Tree | None:
-        """As `weights`; a run may replace them meanwhile."""
-        for _ in range(RETRIES):
-            before = self._paths("best-")
-            try:
-                checkpoint = self.best()
-                if checkpoint is not None or self._paths("best-") == before:
-                    return None if checkpoint is None else checkpoint.weights()
-            except (UserError, FileNotFoundError):
-                if self._paths("best-") == before:
-                    raise
-        raise UserError(f"{self.directory} changes faster than it can be read; try again.")
 
     def save_best(self, weights: Tree, info: dict[str, Any]) -> bool:
         """Replaces the best weights. `info` is what was evaluated: env_steps, learner_steps, mean_return."""
@@ -222,14 +227,21 @@ class Checkpoints:
             )
         return damaged
 
+    def at(self, number: int) -> Checkpoint:
+        """The checkpoint of this number. Raises Corrupt."""
+        return self._verify(self.directory / f"{number:06d}")
+
+    def add(self, state: dict[str, dict[str, Any]], manifest: dict[str, Any]) -> None:
+        """A checkpoint that no running nodes made; its blocks are there already."""
+        final = self.directory / f"{manifest['number']:06d}"
+        self._place(final, state, manifest)
+        sync_directory(self.directory)
+        self._point_to(final)
+        self._prune(final)
+
     def restore(self, checkpoint: Checkpoint, nodes: Nodes) -> None:
-        state: dict[str, dict[str, Any]] = {name: dict(part) for name, part in checkpoint.manifest["nodes"].items()}
         try:
-            for key, array in load_file(checkpoint.path / STATE).items():
-                node, _, name = key.partition(":")
-                state[node][name] = array
-            for node in checkpoint.manifest["weights"]:
-                state[node] |= {f"weights/{name}": array for name, array in checkpoint.weights(node).items()}
+            state = checkpoint.state()
             for name, part in nodes.state().items():
                 check_like(name, state.get(name, part), part)
             for name in nodes.stores().keys() & state.keys():

@@ -18,9 +18,10 @@ from veldt.errors import Untrusted, UserError
 from veldt.experiment import recipes
 from veldt.experiment.changes import HOW_IT_RUNS
 from veldt.experiment.config import Config
-from veldt.experiment.settings import flat, flat_dict, override
+from veldt.experiment.settings import flat, override
 from veldt.files import locked
 from veldt.foreign import ConfigLoader, plain, read_text, regular
+from veldt.watching.sinks import flat_dict
 
 log = logging.getLogger("veldt")
 
@@ -52,6 +53,13 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = ConfigLoader) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from None
+
+
+def config_of(run: Path) -> Path:
+    """The file with the settings of a run."""
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{run} is not a run directory: it has no config.yaml.")
+    return run / "config.yaml"
 
 
 def load_config(path: Path, trust: bool = False, given: Container[str] = ()) -> Config:

@@ -25,6 +25,7 @@ from veldt.errors import EnvError, UserError
 from veldt.ports import ports_of
 from veldt.program import INCARNATION, Given, Program
 from veldt.records.checks import ActionCheck
+from veldt.records.step import EnvSpec
 from veldt.records.tree import Tree
 from veldt.runtime.base import Host
 from veldt.runtime.grpc.connection import LinkLost, read_token
@@ -267,63 +268,81 @@ def _host(link: Link, program: Program, known: dict[str, Any]) -> Host:
 
 def _central(link: Link, assignment: Assignment) -> Host:
     os.environ["VELDT_LIGHT"] = "1"
-    from veldt.acting.actor import Actor, Policy, send_examples
-    from veldt.envs import Envs, make_env
+    from veldt.acting.actor import Policy
 
     session = link.session
-
-    def envs(n: int) -> Envs:
-        return make_env(assignment.env, n, **assignment.options)
-
-    with contextlib.closing(envs(1)) as one:
-        spec = one.spec
-    ports = ports_of(Policy)
-    calls = _match(link, "recorder", messages_of("recorder", ports, send_examples(spec, assignment.n)), ())[0]
-    calls.check = ActionCheck(spec)
-    known = {"recorder": Proxy(ports, session.ends("recorder", {})), "counters": Counters(session.rows)}
-    program, name = Program(), f"actor/{assignment.index}"
-    recorder, counters = (program.add(name, object) for name in known)
-    program.add(name, Actor, envs, assignment.n, recorder, counters, assignment.seed, name, assignment.groups, INCARNATION)
+    spec, node, messages = reached(assignment)
+    match(link, node, messages, ())[0].check = ActionCheck(spec)
+    known = {node: Proxy(ports_of(Policy), session.ends(node, {})), "counters": Counters(session.rows)}
+    program = Program()
+    add_light_actor(program, assignment, *(program.add(name, object) for name in known))
     return _host(link, program, known)
+
+
+def add_light_actor(program: Program, assignment: Assignment, recorder: Any, counters: Any) -> None:
+    from veldt.acting.actor import Actor
+    from veldt.envs import make_env
+
+    name, envs = f"actor/{assignment.index}", partial(make_env, assignment.env, **assignment.options)
+    how = (recorder, counters, assignment.seed, name, assignment.groups, INCARNATION)
+    program.add(name, Actor, envs, assignment.n, *how, light=True)
 
 
 def _local(link: Link, assignment: Assignment) -> Host:
     import torch
 
     from veldt.learning.params import LatestParams
-    from veldt.storing.store import Store, insert_examples
+    from veldt.storing.store import Store
     from veldt.topologies import add_actor
 
     torch.set_num_threads(1)
-    config, session, ports = assignment.config, link.session, ports_of(Store)
-    spec = config.env_spec()
-    examples = insert_examples(config.schema(spec), spec)
-    _match(link, "store", messages_of("store", ports, examples), ("cell params",))
+    config, session = assignment.config, link.session
+    spec, node, messages = reached(assignment)
+    match(link, node, messages, ("cell params",))
     known = {
-        "store": Proxy(ports, session.ends("store", {})),
+        node: Proxy(ports_of(Store), session.ends(node, {})),
         "params": LatestParams(session.cells["cell params"]),
         "counters": Counters(session.rows),
     }
     program = Program()
     add_actor(program, config, spec, assignment.index, *(program.add(name, object) for name in known))
     host = _host(link, program, known)
-    session.cells["cell params"].check = partial(_check_weights, host.objects[f"policy/{assignment.index}"].vector.numel())
+    session.cells["cell params"].check = partial(check_weights, host.objects[f"policy/{assignment.index}"].vector.numel())
     return host
 
 
-def _match(link: Link, node: str, messages: Messages, cells: tuple[str, ...]) -> list[Any]:
-    """The mailboxes to the run, whose formats must be exactly those that this actor will use and understand."""
-    session, found = link.session, link.session.mailboxes
+def reached(assignment: Assignment) -> tuple[EnvSpec, str, Messages]:
+    """The environment, the node of the run that the actor calls, and the messages between them."""
+    if assignment.config is None:
+        from veldt.acting.actor import Policy, send_examples
+        from veldt.envs import make_env
+
+        with contextlib.closing(make_env(assignment.env, 1, **assignment.options)) as one:
+            spec = one.spec
+        return spec, "recorder", messages_of("recorder", ports_of(Policy), send_examples(spec, assignment.n))
+    from veldt.storing.store import Store, insert_examples
+
+    spec = assignment.config.env_spec()
+    examples = insert_examples(assignment.config.schema(spec), spec)
+    return spec, "store", messages_of("store", ports_of(Store), examples)
+
+
+def match(link: Link, node: str, messages: Messages, cells: tuple[str, ...]) -> list[Any]:
+    """The mailboxes to the run, whose formats must be exactly those that its actors will use and understand."""
+    return [box for seat in link.session.seats for box in _match(link, seat.boxes, node, messages, cells)]
+
+
+def _match(link: Link, found: dict[str, Any], node: str, messages: Messages, cells: tuple[str, ...]) -> list[Any]:
     wanted = {f"{node} stream": (messages.stream, []), f"{node} calls": (messages.calls, messages.replies)}
     wanted = {name: lane for name, lane in wanted.items() if lane[0]}
-    if list(found) != list(wanted) or tuple(session.cells) != cells:
+    if list(found) != list(wanted) or tuple(link.session.cells) != cells:
         raise UserError("The run does not offer the channels that this actor needs; the actor and the run do not match.")
     for box, (there, back) in zip(found.values(), wanted.values(), strict=True):
         box.expect([message.example for message in there], [message.example for message in back])
     return list(found.values())
 
 
-def _check_weights(size: int, value: Tree) -> str:
+def check_weights(size: int, value: Tree) -> str:
     shapes = {name: (x.dtype.str, x.shape) for name, x in value.items()}
     if shapes != {"vector": ("<f4", (size,)), "when": ("<f8", (2,))}:
         return "the weights belong to a different network"

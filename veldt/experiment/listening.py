@@ -57,6 +57,10 @@ class Callbacks:
     on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None
 
 
+Event = LogLine | EvaluationDone | CheckpointSaved
+CALLED: dict[type[Event], str] = {LogLine: "on_log", EvaluationDone: "on_evaluation", CheckpointSaved: "on_checkpoint"}
+
+
 class Ending:
     """Calls the callbacks, and decides whether the run ends early; `reason` says why, empty: it goes on."""
 
@@ -65,12 +69,12 @@ class Ending:
         self.reason = ""
         self._limit = seconds(stop_after) if stop_after else float("inf")
         self._began = time.monotonic()
-        self._events: deque[LogLine | EvaluationDone | CheckpointSaved] = deque()  # a thread that saves adds to it too
+        self._events: deque[Event] = deque()  # a thread that saves adds to it too
 
     def begin(self) -> None:
         self._began = time.monotonic()
 
-    def add(self, event: LogLine | EvaluationDone | CheckpointSaved) -> None:
+    def add(self, event: Event) -> None:
         self._events.append(event)
 
     def check(self) -> None:
@@ -81,9 +85,10 @@ class Ending:
         if not self.reason and time.monotonic() - self._began >= self._limit:
             self.reason = f"the time is up (--stop-after {self.stop_after})"
 
-    def _deliver(self, event: LogLine | EvaluationDone | CheckpointSaved) -> str:
+    def _deliver(self, event: Event) -> str:
         """Why the run ends with this event; empty: it does not."""
-        name, callback = self._callback(event)
+        name = CALLED[type(event)]
+        callback: Callable[[Any], bool | None] | None = getattr(self.callbacks, name)
         try:
             if callback is not None and callback(event) is False:
                 return f"{name} returned False"
@@ -92,13 +97,6 @@ class Ending:
         if isinstance(event, EvaluationDone) and event.mean_return >= self.stop_return:
             return f"an evaluation has a mean return of {event.mean_return:.6g} (--stop-return {self.stop_return:g})"
         return ""
-
-    def _callback(self, event: Any) -> tuple[str, Callable[[Any], bool | None] | None]:
-        if isinstance(event, LogLine):
-            return "on_log", self.callbacks.on_log
-        if isinstance(event, EvaluationDone):
-            return "on_evaluation", self.callbacks.on_evaluation
-        return "on_checkpoint", self.callbacks.on_checkpoint
 
 
 def seconds(text: str) -> float:

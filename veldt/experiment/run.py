@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from veldt import callables
-from veldt.acting.actor import Evaluation, evaluate
+from veldt.acting.actor import Evaluation, ask, evaluate
 from veldt.acting.trained import TrainedPolicy
 from veldt.bounds import above, at_least, between, check_value
 from veldt.env_kwargs import as_names
@@ -27,7 +27,7 @@ from veldt.experiment import recipes, saved_spec
 from veldt.experiment.changes import ON_RESUME
 from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.config import Config
-from veldt.experiment.directory import default_directory, load_config, require_trust
+from veldt.experiment.directory import config_of, default_directory, load_config, require_trust
 from veldt.experiment.env_names import name_of, with_env
 from veldt.experiment.listening import Callbacks, CheckpointSaved, EvaluationDone, LogLine
 from veldt.experiment.prepare import check_device
@@ -69,9 +69,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        if not (self.path / "config.yaml").exists():
-            raise UserError(f"{self.path} is not a run directory: it has no config.yaml.")
-        return load_config(self.path / "config.yaml", self.trust)
+        return load_config(config_of(self.path), self.trust)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -182,6 +180,7 @@ def train(
     on_log: Callable[[LogLine], bool | None] | None = None,
     on_evaluation: Callable[[EvaluationDone], bool | None] | None = None,
     on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
+    until: int | None = None,
     **overrides: Any,
 ) -> Run:
     """Trains until `steps` env steps are done, and returns the run. Continues from a checkpoint in the directory.
@@ -190,9 +189,10 @@ def train(
     `network` makes the part below the heads from an EnvSpec: [B, ...] -> [B, features].
     Overrides are settings of the config by (dotted) name: steps=60_000, seed=1, **{"learner.lr": 5e-4}. `env_kwargs` may be
     a dict, and `wrappers` classes or functions. A callback that returns False or raises `veldt.Stop` ends the run, as if
-    its steps were done.
+    its steps were done. `until`: it pauses at this number of env steps; `resume` goes on. Schedules still take `steps`.
     """
     callables.starts_run()
+    check_until(until)
     overrides = as_names(overrides)
     if network is not None:
         overrides["algorithm.network_from"] = callables.name_of(network)
@@ -210,7 +210,7 @@ def train(
     check(config)
     refuse_without_effect(config, base)
     path = Path(run) if run else default_directory(config)
-    Session(config, path, quiet, Callbacks(on_log, on_evaluation, on_checkpoint)).run()
+    Session(config, path, quiet, Callbacks(on_log, on_evaluation, on_checkpoint), until=until).run()
     return Run(path, trust=True)  # the caller named what it imports
 
 
@@ -237,14 +237,17 @@ def resume(
     on_log: Callable[[LogLine], bool | None] | None = None,
     on_evaluation: Callable[[EvaluationDone], bool | None] | None = None,
     on_checkpoint: Callable[[CheckpointSaved], bool | None] | None = None,
+    until: int | None = None,
     **overrides: Any,
 ) -> Run:
     """Goes on with a run from its last checkpoint. `trust`: do all that its config asks for (`directory.asks`).
 
     Overrides are settings that may change (`changes.ON_RESUME`); callbacks as in `train`. `env` is another environment of
-    the same kind, or the run's own where its name is unknown: after a notebook restarted. So is `network`.
+    the same kind, or the run's own where its name is unknown: after a notebook restarted. So is `network`. `until` as
+    in `train`.
     """
     callables.starts_run()
+    check_until(until)
     done = Run(run, trust, network)
     given: dict[str, Any] = {"env": name_of(env)} if env else {}
     if network is not None:
@@ -254,8 +257,13 @@ def resume(
     check(config)
     refuse_without_effect(config, done.config)
     callbacks = Callbacks(on_log, on_evaluation, on_checkpoint)
-    Session(config, done.path, quiet, callbacks, {*ON_RESUME, *given}).run()
+    Session(config, done.path, quiet, callbacks, {*ON_RESUME, *given}, until).run()
     return done
+
+
+def check_until(until: int | None) -> None:
+    if until is not None:
+        check_value("until", until, above(0))
 
 
 def check_video(path: Path) -> None:
@@ -288,10 +296,7 @@ def record_video(
             frames.append(_frame(envs))
             if record["last"][0]:
                 break
-            policy.send(0, record)
-            out = policy.recv(0)
-            assert out is not None
-            record = envs.step(out["action"])
+            record = envs.step(ask(policy, record)["action"])
     _write(path, frames, fps)
     return len(frames)
 

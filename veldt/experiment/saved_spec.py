@@ -24,7 +24,7 @@ from veldt.foreign import plain, read_text
 from veldt.records.adapter import Adapter
 from veldt.records.masks import MASK
 from veldt.records.step import EnvSpec
-from veldt.records.tree import Array, ArraySpec
+from veldt.records.tree import Array
 
 FILE = "env_spec.json"
 FORMAT, VERSION = "veldt-env-spec", 1
@@ -66,7 +66,7 @@ def difference(saved: EnvSpec, other: EnvSpec) -> str:
     for name in {**saved.observation, **other.observation}:
         there, here = saved.observation.get(name), other.observation.get(name)
         if there != here:
-            return f"its observation {name} is {_words(here)}, but that of the run is {_words(there)}"
+            return f"its observation {name} is {here or 'absent'}, but that of the run is {there or 'absent'}"
     if saved.mask != other.mask:
         ours, theirs = (f"action masks of {env.mask} elements" if env.mask else "no action masks" for env in (saved, other))
         return f"it has {theirs}, but the run has {ours}"
@@ -81,10 +81,6 @@ def check_fits(saved: EnvSpec, other: EnvSpec, run: Path) -> None:
     """Raises a UserError if a policy of the run cannot act in the other environment."""
     if why := difference(saved, other):
         raise UserError(f"{other.name} does not fit {run}: {why}.")
-
-
-def _words(column: ArraySpec | None) -> str:
-    return "absent" if column is None else f"{list(column.shape)} {column.dtype}"
 
 
 def _space(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ checkpoint. `Ending` (listening.py) calls the caller's functions, and decides wh
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,17 @@ class Session:
         quiet: bool,
         callbacks: Callbacks | None = None,
         may_change: Container[str] = MAY_CHANGE,  # settings in which the directory's config may be another
+        until: int | None = None,  # env steps at which it pauses; None: it goes on to the end
     ) -> None:
         self.config, self.path, self.quiet, self.may_change = config, path, quiet, may_change
+        self.goal = config.steps if until is None else min(until, config.steps)
         self.ending = Ending(callbacks or Callbacks(), config.stop_return, config.stop_after)
         self.interrupted = 0  # signal number
         self.late: list[int] = []  # signals after training, during the last evaluation
         self.nodes: Nodes | None = None  # while they run
         self.begun = self.training = False
         self.updates = 0  # of the whole run, once it has ended
+        self.trained_s = 0.0  # without the start and the end
         self.stopped_by = ""  # what ended the run before its steps were done
         self.last: Evaluation | None = None  # of the last weights
 
@@ -134,7 +138,7 @@ class Session:
             self.progress.gpus.close()
 
     def _train(self, nodes: Nodes) -> None:
-        whole = True  # no step was broken off
+        whole, began = True, time.monotonic()  # whole: no step was broken off
         self.begun = self.training = True
         self.ending.begin()
         try:
@@ -153,7 +157,7 @@ class Session:
             self.training = False
             self._save_after(error, nodes)
             raise
-        self.training = False
+        self.training, self.trained_s = False, time.monotonic() - began
         if nodes.count("env_steps") > self.saving.saved_at:
             self._save_last(nodes, whole)
         elif nodes.live:  # the last scheduled checkpoint fell on the end, and the last line may be older
@@ -200,10 +204,10 @@ class Session:
             self._note_line(line, self.best.offer(weights, self.last.mean_return, *steps))
 
     def finished(self, nodes: Nodes) -> bool:
-        return bool(self.interrupted or self.ending.reason) or nodes.count("env_steps") >= self.config.steps
+        return bool(self.interrupted or self.ending.reason) or nodes.count("env_steps") >= self.goal
 
     def _save_last(self, nodes: Nodes, whole: bool) -> None:
-        scheduled = nodes.count("env_steps") >= self.config.steps  # unscheduled: an interruption's
+        scheduled = nodes.count("env_steps") >= self.goal  # unscheduled: an interruption's
         self.progress.log(nodes)
         self.saving.wait()
         if whole and not nodes.live:
@@ -272,9 +276,15 @@ class Session:
             self.stopped_by = f"signal {self.interrupted}"
             self._summarise()
             say(f"Stopped at {self.saving.saved_at:,} env steps. Continue with: {self._command('resume')}")
+        elif resumed_from and self.saving.number == resumed_from and self._pauses:
+            say(f"This run is at {self.saving.saved_at:,} env steps already. Continue with: {self._command('resume')}")
         elif resumed_from and self.saving.number == resumed_from:
             more = self._command("resume", steps=2 * self.config.steps)
             say(f"This run was finished before. Evaluate with: {self._command('eval')}; continue with: {more}")
+        elif self._pauses and not self.stopped_by:
+            self._summarise()
+            where = f"{self.saving.saved_at:,} of {self.config.steps:,} env steps"
+            say(f"Paused at {where}. Continue with: {self._command('resume')}")
         elif not self.updates and any(node.keep or node.role == "learner" for node in prepared.program.nodes.values()):
             why = self.stopped_by or why_no_update(self.config, self.progress.latest)
             sentence = f"The run ended without an update: {why}."
@@ -287,6 +297,11 @@ class Session:
             self._summarise()
             more = f"; continue with: {self._command('resume')}" if self.stopped_by else ""
             say(f"Done. Evaluate with: {self._command('eval')}{more}")
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether it ends before all of its steps, because it was to pause there."""
+        return self.saving.saved_at < self.config.steps and self.goal < self.config.steps
 
     def _summarise(self) -> None:
         progress, best = self.progress, self.best

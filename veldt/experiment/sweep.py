@@ -33,9 +33,10 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -49,6 +50,7 @@ from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml, requir
 from veldt.experiment.prepare import check_device
 from veldt.experiment.settings import check, refuse_without_effect
 from veldt.foreign import YamlLoader, named
+from veldt.machine import available_memory, format_bytes
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -56,6 +58,8 @@ FILES = ("sweep.yaml", "table.md", "curves.png")  # beside the directories of th
 MAY_DIFFER = MAY_CHANGE - {"steps", "eval.episodes"}  # settings in which a run may differ from the file
 TIMEOUT_S = 86_400.0
 LONGEST = 100  # characters of a directory's name
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def slug(name: str) -> str:
     return short
 
 
-class _Loader(YamlLoader):
+class Loader(YamlLoader):
     """YAML in which a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -138,40 +142,56 @@ class _Loader(YamlLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_keys(path: Path, keys: Sequence[str], needs: str, make: Callable[[dict[str, Any]], Made]) -> Made:
+    """What `make` makes of a YAML file with some of these keys; without a name it has the file's. Errors name the file."""
+    values = read_yaml(named(path), Loader)
+    try:
+        if not isinstance(values, dict):
+            raise UserError(needs)
+        for key in values:
+            if key not in keys:
+                raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), keys, keys)}")
+        name = str(values.get("name", path.stem))
+        if not slug(name):
+            raise UserError(f"name {name!r} must have a letter or a digit.")
+        return make({**values, "name": name})
+    except UserError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
 def read_spec(path: Path, trust: bool = False) -> Spec:
     """Reads and checks a sweep's file: builds all configs, and makes and closes their environments.
 
     `trust`: the environments may be code.
     """
-    values = read_yaml(named(path), _Loader)
-    try:
-        return _spec(values, path.stem, trust)
-    except UserError as error:
-        raise type(error)(f"{path}: {error}") from None
+    return read_keys(path, KEYS, "A sweep's file must hold keys, such as recipe, env and seeds.", lambda x: _spec(x, trust))
 
 
-def _spec(values: Any, stem: str, trust: bool) -> Spec:
-    if not isinstance(values, dict):
-        raise UserError("A sweep's file must hold keys, such as recipe, env and seeds.")
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), KEYS, KEYS)}")
-    name, seeds, reach = str(values.get("name", stem)), _read_seeds(values.get("seeds")), values.get("reach")
-    if not slug(name):
-        raise UserError(f"name {name!r} must have a letter or a digit.")
+def _spec(values: dict[str, Any], trust: bool) -> Spec:
+    seeds, reach = _read_seeds(values.get("seeds")), values.get("reach")
     return Spec(
-        name,
+        values["name"],
         _read_settings(values, trust),
         seeds,
-        at_once=int(_number("at_once", values.get("at_once", 1), whole=True)),
-        episodes=int(_number("episodes", values.get("episodes", 20), whole=True)),
-        reach=None if reach is None else _number("reach", reach, positive=False),
-        timeout_s=_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
-        plain={**values, "name": name, "seeds": list(seeds)},
+        at_once=int(read_number("at_once", values.get("at_once", 1), whole=True)),
+        episodes=int(read_number("episodes", values.get("episodes", 20), whole=True)),
+        reach=None if reach is None else read_number("reach", reach, positive=False),
+        timeout_s=read_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
+        plain={**values, "seeds": list(seeds)},
     )
 
 
-def _number(name: str, value: Any, positive: bool = True, whole: bool = False) -> float:
+def check_stores(needed: int, n: int, what: str, flag: str = "at_once") -> None:
+    """Raises a UserError if the stores of n runs at once do not fit in memory."""
+    available = available_memory()
+    if needed > 0.9 * available:
+        raise UserError(
+            f"The stores of {n} {what} at once need {format_bytes(needed)}, but {format_bytes(available)} of memory is "
+            f"free; lower {flag} or store.capacity."
+        )
+
+
+def read_number(name: str, value: Any, positive: bool = True, whole: bool = False) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # YAML reads 1e3 as a string
     except (TypeError, ValueError):
@@ -200,23 +220,23 @@ def _read_seeds(value: Any) -> tuple[int, ...]:
 
 def _read_settings(values: dict[str, Any], trust: bool) -> tuple[Setting, ...]:
     base: dict[str, Any] = {key: values[key] for key in ("recipe", "env") if key in values}
-    common = _overrides("set", values.get("set"))
+    common = overrides("set", values.get("set"))
     for key in ("recipe", "env"):
         if key in common:
             raise UserError(f"set: {key} is a key of its own, outside of set.")
-    named = _mapping("settings", values.get("settings")) or {"": {}}
+    named = mapping("settings", values.get("settings")) or {"": {}}
     out: list[Setting] = []
     for (name, own), (combination, chosen) in itertools.product(named.items(), _grid(values.get("grid")).items()):
-        own = _overrides(f"settings: {name}", own)
+        own = overrides(f"settings: {name}", own)
         for key in own.keys() & chosen.keys():
             raise UserError(f"settings: {name}: {key} is in the grid as well.")
         label = ", ".join(x for x in (name, combination) if x) or str(base.get("recipe", ""))
-        out.append(_setting(label, {**base, **common, **own, **chosen}, trust))
+        out.append(make_setting(label, {**base, **common, **own, **chosen}, trust))
     _check_slugs(out)
     return tuple(out)
 
 
-def _setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
+def make_setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
     for key in ("recipe", "env"):
         if key not in values:
             raise UserError(f"{name or 'It'}: there is no {key}; set {key}: ... for this setting or for all.")
@@ -250,7 +270,7 @@ def _check_slugs(settings: list[Setting]) -> None:
         taken[place] = setting.name
 
 
-def _mapping(where: str, value: Any) -> dict[str, Any]:
+def mapping(where: str, value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -261,11 +281,11 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _overrides(where: str, value: Any) -> dict[str, Any]:
+def overrides(where: str, value: Any) -> dict[str, Any]:
     """Nested names as dotted ones."""
     out: dict[str, Any] = {}
-    for name, setting in _mapping(where, value).items():
-        inner = _overrides(f"{where}: {name}", setting) if isinstance(setting, dict) else {"": setting}
+    for name, setting in mapping(where, value).items():
+        inner = overrides(f"{where}: {name}", setting) if isinstance(setting, dict) else {"": setting}
         for key, x in inner.items():
             dotted = f"{name}.{key}" if key else name
             if dotted in out:
@@ -278,7 +298,7 @@ def _overrides(where: str, value: Any) -> dict[str, Any]:
 
 def _grid(value: Any) -> dict[str, dict[str, Any]]:
     """The combinations of the grid by name; without a grid, one that changes nothing."""
-    axes = _overrides("grid", _drawn("grid", value))
+    axes = overrides("grid", _drawn("grid", value))
     for axis, points in axes.items():
         if not isinstance(points, list) or not points:
             raise UserError(f"grid: {axis} must be a list of values, not {points!r}.")
@@ -305,8 +325,8 @@ def _drawn(where: str, value: Any) -> Any:
     bounds, form = value["loguniform"], f"{where} must be as in {{loguniform: [1e-4, 1e-2], n: 5, seed: 0}}"
     if not isinstance(bounds, list) or len(bounds) != 2 or value.keys() - {"loguniform", "n", "seed"} or "n" not in value:
         raise UserError(f"{form}, not {value!r}.")
-    least, most = (_number(f"{where}: loguniform", x) for x in bounds)
-    n, seed = (int(_number(f"{where}: {name}", value.get(name, 0), name == "n", whole=True)) for name in ("n", "seed"))
+    least, most = (read_number(f"{where}: loguniform", x) for x in bounds)
+    n, seed = (int(read_number(f"{where}: {name}", value.get(name, 0), name == "n", whole=True)) for name in ("n", "seed"))
     if least >= most or seed < 0:
         raise UserError(f"{form}: {least:g} is not less than {most:g}." if least >= most else f"{where}: seed is negative.")
     drawn = np.random.default_rng(seed).uniform(math.log(least), math.log(most), n)

@@ -25,15 +25,15 @@ class LatestParams:
     """Keeps the newest weights; `pull(have)` returns None if `have` is their version."""
 
     def __init__(self, cell: Cell | None = None) -> None:
-        self._cell = PrivateCell() if cell is None else cell
+        self.cell = PrivateCell() if cell is None else cell
 
     def publish(self, weights: Weights) -> None:
         when = np.array([weights.env_steps, weights.published_at])
-        self._cell.write(weights.version, {"vector": weights.vector, "when": when})
+        self.cell.write(weights.version, {"vector": weights.vector, "when": when})
 
     def pull(self, have: int) -> Weights | None:
         # Not "newer than": a restarted learner resumes from its last checkpoint, with an older version.
-        found = self._cell.read(have)
+        found = self.cell.read(have)
         if found is None:
             return None
         env_steps, published_at = found[1]["when"].tolist()

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from veldt.records.tree import Array
 
 MIN_RATE = 1e-5  # weight of a new batch in the running statistics; the first 100,000 weigh the same
-MIN_DEVIATION = 1e-4  # an element that never changed is not enlarged beyond this
 LIMIT = 5.0  # standard deviations
 LARGEST = 1e15  # in the statistics: the square of a larger number, summed, would be infinite
 LARGE = 4.0  # means and deviations up to this stay as they are
@@ -17,27 +16,43 @@ NARROW = 0.25  # half of the declared range of an element that is scaled up
 NARROWEST = 1e-15  # half of the declared range: what is narrower than this stays as it is
 
 
-class RunningNorm(nn.Module):
-    """Each element minus its running mean, over its running standard deviation, clipped: [B, size] -> [B, size].
+class ObservationNorm(nn.Module):
+    """Each element minus a mean, over a standard deviation of at least LEAST, clipped to 5: [B, size] -> [B, size].
 
-    The statistics are those of the batches that are learned from: forward passes in training mode with a gradient. They are
-    buffers, so they are published, saved and copied to the target network with the weights.
+    Whoever counts the observations sets mean and variance. They are buffers, so they are published, saved and copied to the
+    target network with the weights.
     """
 
     mean: Tensor  # [size]
     variance: Tensor  # [size]
-    batches: Tensor  # []
+    LEAST: ClassVar[float] = 0.1
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("variance", torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.variance.sqrt().clamp_min(self.LEAST)).clamp(-LIMIT, LIMIT)
+
+
+class RunningNorm(ObservationNorm):
+    """Mean and deviation are those of the batches that are learned from: forward passes in training mode, with a gradient.
+
+    An element that never changed is not enlarged beyond LEAST.
+    """
+
+    batches: Tensor  # []
+    LEAST = 1e-4
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
         self.register_buffer("batches", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled():
             self.add(x.detach())
-        return ((x - self.mean) / self.variance.sqrt().clamp_min(MIN_DEVIATION)).clamp(-LIMIT, LIMIT)
+        return super().forward(x)
 
     @torch.no_grad()
     def add(self, x: Tensor) -> None:
@@ -93,22 +108,3 @@ class Moderate(RunningNorm):
         """Sets what follows from the statistics; `params.restore` calls it."""
         self.origin.copy_(self.center + (self.mean - self.mean.clamp(-LARGE, LARGE)) / self.factor)
         self.scale.copy_(self.factor * (LARGE / self.variance.sqrt().clamp_min(LARGE)))
-
-
-class ObservationNorm(nn.Module):
-    """Each element minus a mean, over a standard deviation of at least 0.1, clipped to 5: [B, size] -> [B, size].
-
-    Whoever counts the observations sets mean and variance; they are buffers, published and saved with the weights.
-    """
-
-    mean: Tensor  # [size]
-    variance: Tensor  # [size]
-    LEAST: ClassVar[float] = 0.1
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("variance", torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ((x - self.mean) / self.variance.sqrt().clamp_min(self.LEAST)).clamp(-LIMIT, LIMIT)

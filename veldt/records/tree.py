@@ -17,6 +17,9 @@ class ArraySpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {self.dtype}"
+
     @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize

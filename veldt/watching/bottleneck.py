@@ -1,7 +1,8 @@
 """Rates: how fast the counts of a run grow. bottleneck: one sentence that names what limits it (see docs/view.md).
 
 Which link waits, and which is busy, follows from the declared metrics: a node of any name counts as the link that its
-metrics are declared for.
+metrics are declared for. Where a store lies between actors and a learner, the sentence is one of those here; other programs
+declare theirs (`veldt.sentences`), or get one that follows from the shares of their links.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ from typing import Any
 import psutil
 
 from veldt.metrics import BUSY, CHAIN, PACKAGE, WAITS, Declarations
-from veldt.watching.links import Line, fractions, percent
+from veldt.sentences import Sentences
+from veldt.watching.links import Line, fill, fractions, percent
 
 SHORTEST_S = 0.2  # over a shorter time a rate is too coarse: the kernel counts CPU time in ticks of 10 ms
 
@@ -91,17 +93,19 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
         return f"The store is filling: {items:,.0f} of the {least:,} items that learning starts with."
     busy, waits = (fractions(line, column, declarations) for column in (BUSY, WAITS))
     if one_thread:
-        return _one_thread(line, busy)
-    if "shard" in busy and "recorder" not in waits:
-        return _bundles(line, busy, waits)
-    if line.get("workers"):
-        return _workers(line, busy)
-    if "workers" in busy and "master" in busy:
-        return _evolution(line, busy, waits)
+        return _one_thread(line, _parts(busy, declarations))
+    for own in declarations.sentences:
+        if all(name in line for name in own.known_by):
+            return _declared(line, own, busy, declarations)
     if "recorder" not in waits or "learner" not in waits:
-        return ""
+        return _program(line, busy, declarations)
     actor, learner, refusing = waits["recorder"], waits["learner"], line.get("refusing", 0.0) >= REFUSES
     for_data = f"The learner waits {percent(learner)} of its time for data"
+    outside = {link: x for link, x in busy.items() if link not in CHAIN and x >= HIGH}
+    if outside and max(actor, learner) >= MUCH:
+        link = max(outside, key=lambda link: outside[link])
+        found = for_data if learner >= actor else f"The actors wait {percent(actor)} of their time for the store"
+        return f"{found}; the {link} is the bottleneck, busy {percent(outside[link])} of its time."
     if "policy" in waits and not refusing:  # central inference: actors wait for actions, and only inference for the store
         inference, full = waits["policy"], line.get("queue_fill", 0.0) >= FULL
         if learner >= MUCH:
@@ -131,46 +135,47 @@ def bottleneck(line: Line, one_thread: bool = False, declarations: Declarations 
     return _queue(line, "the actors wait", "their", actor)
 
 
-def _bundles(line: Line, busy: dict[str, float], waits: dict[str, float]) -> str:
-    """Where each process acts and learns, and servers apply the gradients."""
-    if "learner" not in waits:
+def _declared(line: Line, own: Sentences, busy: dict[str, float], declarations: Declarations) -> str:
+    blocked, server = line.get(own.blocked, 0.0), busy.get(own.server, 0.0)
+    parts = {link: x for link, x in _parts(busy, declarations).items() if link in own.parts}
+    most = max(parts, key=lambda link: parts[link], default="")
+    if server >= HIGH or (blocked >= MUCH and server >= 0.5 * blocked):
+        text = own.served
+    elif line.get(own.waits, 0.0) >= MUCH:
+        text = own.idle
+    elif _all_cores(line) or line.get(own.count, 0) >= line.get("cores", 1):
+        text = own.cores
+    else:
+        text = own.busy
+    faster = "faster environments" if most == "environments" else "a smaller network"
+    for field, words in (("part", own.parts.get(most, "")), ("share", percent(parts.get(most, 0.0))), ("faster", faster)):
+        text = text.replace(f"{{{field}}}", words)
+    return fill(text, line, declarations)
+
+
+def _parts(busy: dict[str, float], declarations: Declarations) -> dict[str, float]:
+    """The same without the time of a link that is part of another's."""
+    within = {metric.link: metric.contains for metric in declarations.values() if metric.contains}
+    return {link: max(0.0, x - busy.get(within.get(link, ""), 0.0)) for link, x in busy.items()}
+
+
+def _program(line: Line, busy: dict[str, float], declarations: Declarations) -> str:
+    """Of a program that no sentence was written for: which process waits most for what, and which part is busy most."""
+    waiting = [declarations[name] for name in declarations.waiting if name in line]
+    if not waiting or len(waiting) < len(declarations.waiting) or not busy:
         return ""
-    server, blocked, idle = busy["shard"], line.get("wait/shards", 0.0), waits["learner"]
-    if blocked >= MUCH or server >= HIGH:
-        return (
-            f"The parameter servers are the bottleneck: they are busy {percent(server)} of their time, and the learners "
-            f"wait {percent(blocked)} of theirs for them: add --shards."
-        )
-    parts = {name: busy.get(name, 0.0) for name in ("learner", "policy", "environments")}
-    shares = f"{percent(parts['learner'])} of the time in gradients, {percent(parts['policy'])} in acting, "
-    shares += f"{percent(parts['environments'])} in environments"
-    if _all_cores(line):
-        return f"All {line['cores']} cores are busy. The bundles spend {shares}; the servers are busy {percent(server)}."
-    if idle >= MUCH:
-        return f"The bundles wait {percent(idle)} of their time for another process; they spend {shares}."
-    return f"The bundles are the bottleneck: they spend {shares}: add --bundles."
-
-
-def _evolution(line: Line, busy: dict[str, float], waits: dict[str, float]) -> str:
-    """Workers that evaluate, and a master that waits for all of a generation."""
-    idle, update = waits.get("workers", 0.0), busy["master"]
-    if idle >= MUCH and update >= 0.5 * idle:
-        return (
-            f"The master's update is the bottleneck: the workers wait {percent(idle)} of their time for the next "
-            "generation: more learner.pairs in each, or a smaller network."
-        )
-    if idle >= MUCH:
-        return (
-            f"The workers wait {percent(idle)} of their time for the last episodes of a generation: more learner.pairs, a "
-            "cap on their length (--learner.cap), or --learner.mode first."
-        )
-    part, faster = "environments", "faster environments"
-    if busy.get("environments", 0.0) < 0.5 * busy["workers"]:
-        part, faster = "network", "a smaller network"
-    if _all_cores(line):
-        cores = f"all {line['cores']} cores"
-        return f"The workers are busy, most of the time with the {part}, and so are {cores}: {faster} or more cores."
-    return f"The workers are the bottleneck, most of the time with the {part}: add --actors (now {line.get('actors', 1)})."
+    parts = _parts(busy, declarations)
+    most, idlest = max(parts, key=lambda link: parts[link]), max(waiting, key=lambda metric: line[metric.name])
+    share, waits = parts[most], line[idlest.name]
+    if waits < MUCH:
+        if _all_cores(line):
+            return f"No process waits, and all {line['cores']} cores are busy: more cores would make it faster."
+        return f"No process waits for long; the {most} is the busiest, {percent(share)} of its time."
+    reason = f" for {idlest.waits_for}" if idlest.waits_for else ""
+    found = f"The {idlest.link} waits {percent(waits)} of its time{reason}"
+    if most != idlest.link and share >= HIGH:
+        return f"The {most} is the bottleneck, busy {percent(share)} of its time. {found}."
+    return f"{found}; the {most} is the busiest, {percent(share)} of its time."
 
 
 def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
@@ -182,8 +187,6 @@ def _queue(line: Line, who_waits: str, whose: str, fraction: float) -> str:
 
 
 def _one_thread(line: Line, busy: dict[str, float]) -> str:
-    if "workers" in busy:  # of evolution strategies: their time has that of their environments in it
-        busy = busy | {"workers": max(0.0, busy["workers"] - busy.get("environments", 0.0))}
     names = {"learner": "the learner", "policy": "the actors' network", "workers": "the network"}
     shares = {names.get(link, link if link in CHAIN else f"the {link}"): x for link, x in busy.items()}
     shares["evaluations"] = line.get("busy/evaluator", 0.0)
@@ -192,19 +195,6 @@ def _one_thread(line: Line, busy: dict[str, float]) -> str:
         return ""
     verb = "take" if most in ("environments", "evaluations") else "takes"
     return f"One thread does all the work, and {most} {verb} {percent(shares[most])} of its time."
-
-
-def _workers(line: Line, busy: dict[str, float]) -> str:
-    """Each of several workers does all the work, and none waits for another."""
-    names = {"learner": "in updates", "policy": "in their network", "environments": "in environments"}
-    shares = {names[link]: x for link, x in busy.items() if link in names}
-    if not shares:
-        return ""
-    most = max(shares, key=lambda name: shares[name])
-    found = f"The workers spend {percent(shares[most])} of their time {most}"
-    if _all_cores(line) or line["workers"] >= line.get("cores", 1):
-        return f"{found}, and all {line.get('cores', 1)} cores have one: more cores would make it faster."
-    return f"{found}: add --workers (now {line['workers']}), one for each of the {line.get('cores', 1)} cores."
 
 
 def _central(line: Line, busy: dict[str, float], actor: float, inference: float) -> str:
@@ -230,10 +220,6 @@ def _central(line: Line, busy: dict[str, float], actor: float, inference: float)
 
 
 def _too_little_data(line: Line, busy: dict[str, float]) -> str:
-    outside = [(x, link) for link, x in busy.items() if link not in CHAIN and x >= HIGH]
-    if outside:
-        most, link = max(outside, key=lambda x: x[0])
-        return f"the {link} is the bottleneck, busy {percent(most)} of its time"
     env, policy, ratio = busy.get("environments", 0.0), busy.get("policy", 0.0), line.get("samples_per_insert", 0)
     more = f", or raise store.samples_per_insert (now {ratio:g}) to learn more from each step"
     if not ratio or line.get("store_once"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from veldt.errors import UserError
+from veldt.errors import writing
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1500px; margin: 2em auto }
@@ -41,10 +41,8 @@ def write(title: str, sections: Sequence[Section], command: str, out: Path) -> l
     """Writes out.md and out.html."""
     files = {out.with_name(f"{out.name}.md"): markdown, out.with_name(f"{out.name}.html"): web}
     for file, form in files.items():
-        try:
+        with writing(file):
             file.write_text(form(title, sections, command), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{file} cannot be written ({error.strerror}).") from None
     return list(files)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from veldt.errors import UserError
 from veldt.records.tree import Array
 from veldt.watching.links import number
+from veldt.watching.plot import trimmed_mean
 
 RESAMPLES = 2_000
 LEVEL = 0.95
@@ -99,5 +100,4 @@ def _statistics(games: list[Array]) -> dict[str, Array]:
 
 def interquartile_mean(x: Array) -> Array:
     """[n] of [n, scores]: the mean without the lowest and the highest quarter, rounded down."""
-    cut = x.shape[1] // 4
-    return np.asarray(np.sort(x, 1)[:, cut : x.shape[1] - cut].mean(1))
+    return trimmed_mean(x.T, 0.25)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from veldt.errors import UserError
+from veldt.errors import UserError, writing
 from veldt.foreign import plain, regular
 from veldt.watching.links import number
 
@@ -32,15 +32,17 @@ class JsonLines:
     """One JSON object a line; every line has time_s, env_steps and learner_steps. Removes a line that a kill cut short."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        with writing(path):
             self._handle = regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror}).") from None
         os.ftruncate(self._handle, _end_of_lines(self._handle))
 
     def write(self, line: dict[str, Any]) -> None:
         finite = {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
         append_whole(self._handle, (json.dumps(finite) + "\n").encode())
+
+    def sync(self) -> None:
+        """What was written is on the disk."""
+        os.fsync(self._handle)
 
     def close(self) -> None:
         os.close(self._handle)
@@ -127,7 +129,16 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
     return points
 
 
-# Names for services that show metrics by group.
+# Names for services that show settings and metrics.
+
+
+def flat_dict(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings, as in a file, by dotted name."""
+    out: dict[str, Any] = {}
+    for name, x in values.items():
+        out |= flat_dict(x, f"{prefix}{name}.") if isinstance(x, dict) else {f"{prefix}{name}": x}
+    return out
+
 
 GROUPS = {  # prefixes of names -> the group; the first that fits
     ("eval_", "train_", "episodes", "bad_", "evaluations"): "returns",
@@ -202,10 +213,8 @@ class SafeFileHandler(logging.FileHandler):
 @contextmanager
 def log_to(path: Path, quiet: bool = False) -> Iterator[None]:
     """Writes the package's log to this file, and warnings to stderr too."""
-    try:
+    with writing(path):
         file = SafeFileHandler(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(logging.WARNING)

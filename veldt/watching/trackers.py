@@ -13,7 +13,7 @@ from typing import Any
 from veldt.errors import UserError
 from veldt.files import replace_text
 from veldt.foreign import read_text
-from veldt.watching.sinks import Sink, grouped
+from veldt.watching.sinks import Sink, flat_dict, grouped
 
 RETRY_S = 60.0  # between a failure of the service and the next line that is sent
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -84,7 +84,7 @@ class MLflow:
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         own: str = self._client.create_run(experiment, run_name=directory.resolve().name).info.run_id
-        for setting, x in _flat(config).items():
+        for setting, x in flat_dict(config).items():
             self._client.log_param(own, setting, x)
         replace_text(directory / "mlflow.id", own + "\n")
         return own
@@ -114,13 +114,6 @@ def _read_id(path: Path) -> str:
     except (OSError, UnicodeDecodeError):
         return ""
     return found if ID.fullmatch(found) else ""
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, x in values.items():
-        out |= _flat(x, f"{prefix}{name}.") if isinstance(x, dict) else {f"{prefix}{name}": x}
-    return out
 
 
 def _first_line(error: Exception) -> str:

@@ -25,11 +25,11 @@ from veldt.errors import UserError
 from veldt.metrics import GATE
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import HANDSHAKE_S, KEEPALIVE, METHOD, POLL_S, SERVICE, SILENCE_S, Door, grpc, is_unix
-from veldt.runtime.grpc.seats import INCARNATION, EventBell, Seat
+from veldt.runtime.grpc.seats import Seat, statuses
 from veldt.runtime.grpc.streams import ActorStream
 from veldt.runtime.grpc.wire import HOLD, QUIT, STATUS, STOPPING, WELCOME, Refused, frame
 from veldt.runtime.local.board import Board
-from veldt.runtime.shm.memory import Latest
+from veldt.runtime.shm.memory import EventBell, Latest
 
 RECONNECT_S = 30.0  # that a seat is kept for an actor whose stream broke
 SPIN = 12  # polls for a reply before the gate sleeps: waking up takes longer than most replies
@@ -132,14 +132,15 @@ class Gate:
 
     @property
     def connected(self) -> list[str]:
-        return [stream.seat.name for stream in self._streams if stream.seat is not None]
+        return [seat.name for stream in self._streams for seat in stream.seats]
 
     # For streams.
 
     def admit(self, stream: ActorStream, hello: dict[str, Any]) -> None:
-        """Gives the actor a seat: its own if it reconnects, else a free one. Closes the stream if there is none."""
+        """Gives a site as many seats as it has actors: its own if it reconnects, else free ones. Closes the stream if there
+        are too few."""
         protocol, version, session = hello.get("protocol"), hello.get("veldt"), str(hello.get("session"))
-        name, again = hello.get("seat", ""), hello.get("again", False)
+        name, again, actors = hello.get("seat", ""), hello.get("again", False), hello.get("actors", 1)
         if (protocol, version) != (wire.PROTOCOL, veldt.__version__):
             stream.close(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -150,25 +151,28 @@ class Gate:
         valid = re.fullmatch("[0-9a-f]{32}", session) and int(session, 16) > 0
         if not valid or not isinstance(name, str) or not isinstance(again, bool):
             raise Refused("a hello without a session")
-        seat = next((seat for seat in self.seats if seat.session == session), None)
-        if seat is not None and (stream.own or not seat.owned):
+        if type(actors) is not int or not 0 < actors <= wire.MAX_ACTORS or (name and actors > 1):
+            raise Refused("a hello with an invalid number of actors")
+        own = [seat for seat in self.seats if seat.session == session and (stream.own or not seat.owned)]
+        if len(own) == actors:
             self.reconnects += 1
         elif again:
             stream.close(grpc.StatusCode.NOT_FOUND, "the session has ended, and its seat was given to another actor")
             return
         else:
-            seat = self._find_free(name, stream.own)
-            if seat is None:
-                wanted = f"the seat {name[:64]!a}" if name else "no seat"
-                why = f"{wanted} is {'not ' if name else ''}free; the run has {len(self.seats)}"
-                stream.close(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            free = [*own, *self._find_free(name, stream.own)][:actors]  # a gate that was killed may have given some
+            if len(free) < actors:
+                stream.close(grpc.StatusCode.RESOURCE_EXHAUSTED, self._too_few(name, actors, len(free)))
                 return
-            seat.claim(session)
-        self._assign(stream, seat)
+            for seat in free:
+                if seat not in own:
+                    seat.claim(session)
+            own = [seat for seat in self.seats if seat in free]
+        self._assign(stream, own)
 
     def refuse(self, stream: ActorStream, why: str) -> None:
         self.refused += 1
-        now, who = time.monotonic(), "an actor" if stream.seat is None else stream.seat.name
+        now, who = time.monotonic(), ", ".join(seat.name for seat in stream.seats[:3]) or "an actor"
         if now - self._logged_at.get(who, -math.inf) > 10.0:  # a faulty actor must not fill the log
             self._logged_at[who] = now
             log.warning("gate: refused %s: %s (%d refused so far)", who, why, self.refused)
@@ -216,34 +220,40 @@ class Gate:
 
     # Seats.
 
-    def _find_free(self, name: str, own: bool) -> Seat | None:
+    def _find_free(self, name: str, own: bool) -> list[Seat]:
         """The seats of the run's own processes are for them alone."""
-        now, taken = time.monotonic(), [stream.seat for stream in self._streams]
+        now, taken = time.monotonic(), {id(seat) for stream in self._streams for seat in stream.seats}
+        found = []
         for seat in self.seats:
             if seat.owned and not own:
                 continue
-            free = seat not in taken and (not seat.session or now - seat.lost_at > self.reconnect)
+            free = id(seat) not in taken and (not seat.session or now - seat.lost_at > self.reconnect)
             if (seat.name == name and (free or seat.owned)) or (not name and free and not seat.owned):
-                return seat
-        return None
+                found.append(seat)
+        return found
 
-    def _assign(self, stream: ActorStream, seat: Seat) -> None:
-        """Gives the seat to a stream, and closes the one that had it."""
+    def _too_few(self, name: str, actors: int, free: int) -> str:
+        seats = f"the run has {len(self.seats)}"
+        if name:
+            return f"the seat {name[:64]!a} is not free; {seats}"
+        return f"no seat is free; {seats}" if actors == 1 else f"{actors} seats are needed and {free} are free; {seats}"
+
+    def _assign(self, stream: ActorStream, seats: list[Seat]) -> None:
+        """Gives seats to a stream, and closes one that had any of them."""
         for earlier in self._streams:
-            if earlier.seat is seat:
-                earlier.close(grpc.StatusCode.ABORTED, f"another actor has taken the seat {seat.name}")
-                earlier.seat = None
-        for lane in seat.lanes:
-            lane.restart()
-        stream.seat, stream.status = seat, seat.status(self.flags)
+            if lost := [seat.name for seat in earlier.seats if seat in seats]:
+                earlier.close(grpc.StatusCode.ABORTED, f"another actor has taken the seat {lost[0]}")
+                earlier.take_seats([])
+        for seat in seats:
+            for lane in seat.lanes:
+                lane.restart()
+        stream.take_seats(seats)
+        stream.status = statuses(seats, self.flags)
         welcome = {
             "protocol": wire.PROTOCOL,
             "veldt": veldt.__version__,
-            "seat": seat.name,
-            "incarnation": seat.record[INCARNATION],
-            "ports": [lane.describe() for lane in seat.lanes],
-            "latest": list(seat.cells),
-            "assignment": seat.assignment,
+            "seats": [seat.describe() for seat in seats],
+            "latest": list(seats[0].cells),
             "status": STATUS.unpack(stream.status),
             "lz4": wire.lz4 is not None,
         }
@@ -287,10 +297,11 @@ class Gate:
             await stream.run()
         finally:
             self._streams.remove(stream)
-            if stream.seat is not None and stream.left:
-                stream.seat.release()
-            elif stream.seat is not None:
-                stream.seat.lost_at = time.monotonic()
+            for seat in stream.seats:
+                if stream.left:
+                    seat.release()
+                else:
+                    seat.lost_at = time.monotonic()
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -1,8 +1,10 @@
-"""Link: the actor's end of its stream to the run. It connects again when the stream breaks; the session outlives that."""
+"""Link: the end of an actor or a site of its stream to the run. It connects again when the stream breaks; the session
+outlives that."""
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from veldt.errors import UserError
@@ -28,7 +30,9 @@ class Link:
         compress: bool = False,
         patience: float = 60.0,
         silence: float = SILENCE_S,
+        **session: Any,
     ) -> None:
+        """`session`: further arguments of `Session`, for a site."""
         connection.check_address(address)
         if not connection.is_unix(address):
             if not token:
@@ -39,8 +43,8 @@ class Link:
         if compress and wire.lz4 is None:
             raise UserError("Compression needs the package lz4: pip install 'veldt[lz4]'.")
         self.address, self.patience, self.silence = address, patience, silence
-        self._token, self._ca = token, ca
-        self.session = Session(self, seat, compress)
+        self.credentials = token, ca
+        self.session = Session(self, seat, compress, **session)
         self.reconnects = -1
         self.connected = False
         self._loop = asyncio.new_event_loop()
@@ -53,11 +57,15 @@ class Link:
         self._leaving = False  # LEAVE is to be sent
         self._stepped_at = self._woken_at = self._lost_at = self._heard_at = time.monotonic()
 
-    def connect(self) -> dict[str, Any]:
-        """Waits for the run, and returns its welcome."""
+    def begin(self) -> None:
+        """Connects in `step` and `wait`."""
         assert self._main is None, "connected already"
         self._lost_at = time.monotonic()
         self._main = self._loop.create_task(self._keep_connected())
+
+    def connect(self) -> dict[str, Any]:
+        """Waits for the run, and returns its welcome."""
+        self.begin()
         while self.session.welcome is None:
             self.wait(1.0)
         return self.session.welcome
@@ -90,16 +98,27 @@ class Link:
     def wake(self) -> None:
         self._something_to_send.set()
 
+    def watch(self, fd: int, ready: Callable[[], None]) -> None:
+        """Calls `ready` while it waits, when this descriptor can be read."""
+        self._loop.add_reader(fd, ready)
+
+    def detach(self) -> None:
+        """Ends the stream and keeps the seats: another process goes on with this session."""
+        self._closing = True
+        self._end()
+
     def close(self) -> None:
-        """Sends what the run does not have yet and gives up the seat; waits at most a second for that."""
+        """Sends what the run does not have yet and gives up the seats; waits at most a second for that."""
         if self._loop.is_closed():
             return
         self._closing, until = True, time.monotonic() + 1.0
         while self.connected and time.monotonic() < until:  # the run ends the stream; ended here, LEAVE might be lost
-            settled = not any(mailbox.kept for mailbox in self.session.mailboxes.values())
-            self._leaving |= settled or self.session.quit or time.monotonic() > until - 0.5
+            self._leaving |= self.session.settled or self.session.quit or time.monotonic() > until - 0.5
             self.wake()
             self._run_loop(0.01)
+        self._end()
+
+    def _end(self) -> None:
         if self._main is not None:
             self._main.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -178,13 +197,14 @@ class Link:
             ("grpc.max_send_message_length", wire.MAX_BYTES),
             ("grpc.enable_retries", 0),
         ]
-        if self._ca:
-            channel = grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(self._ca), options)
+        token, ca = self.credentials
+        if ca:
+            channel = grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(ca), options)
         else:
             channel = grpc.aio.insecure_channel(self.address, options)
         writer: asyncio.Task[None] | None = None
         try:
-            metadata = (("authorization", f"Bearer {self._token}"),) if self._token else ()
+            metadata = (("authorization", f"Bearer {token}"),) if token else ()
             call = channel.stream_stream(f"/{connection.SERVICE}/{connection.METHOD}")(metadata=metadata)
             await call.write(self.session.hello())
             while (data := await call.read()) is not grpc.aio.EOF:

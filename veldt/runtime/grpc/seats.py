@@ -1,7 +1,7 @@
-"""Seats: places for actors that share no memory with the run. A seat connects an actor to the rings, cells and counts."""
+"""Seats: places for actors that share no memory with the run. A seat connects an actor to the rings, cells and counts.
 
-import contextlib
-import os
+A stream has one seat, or the seats of all actors of a site."""
+
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,36 +14,12 @@ from veldt.runtime.grpc.guard import Allowance, Guard
 from veldt.runtime.grpc.wire import ACK, DATA, STATUS, Formats, Frame, Refused, frame
 from veldt.runtime.local.board import Board, SharedRows
 from veldt.runtime.local.plan import Channel, Plan, call_rings
-from veldt.runtime.shm.memory import Bell, Bytes, Format, Latest, SharedMemory
+from veldt.runtime.shm.memory import Bytes, Format, Latest, SharedMemory
 from veldt.runtime.shm.ring import Reader, Writer
 
 # Words of a seat's record: session (two), incarnation, env steps in messages of this session, counts when it was claimed.
 RECORD = 4 + len(NAMES)
 INCARNATION, STEPS, BASE = 2, 3, 4
-
-
-class EventBell(Bell):
-    """A `Bell` for a process that sleeps in an event loop: the same words in shared memory, but an eventfd wakes it."""
-
-    def __init__(self, memory: SharedMemory, offset: int, fd: int) -> None:
-        super().__init__(memory, offset)
-        self.fd = fd
-
-    @staticmethod
-    def make() -> int:
-        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the counter is full: it wakes anyway
-            os.eventfd_write(self.fd, 1)
-
-    def set_asleep(self, value: bool) -> None:
-        """Whether a ring has to wake the owner, or the owner is polling."""
-        self._words[1] = value
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
 
 
 class Lane:
@@ -69,7 +45,7 @@ class Lane:
     def restart(self) -> None:
         """For a new stream, over which the actor sends again what is not in the ring."""
         self.pending: deque[tuple[Format, Bytes]] = deque()  # messages that the ring had no room for
-        self.acked = self.writer.written
+        self.acked, self.acked_at = self.writer.written, 0.0
         self.sent = 0 if self.reader is None else self.reader.popped  # answers, over this stream
 
     def describe(self) -> dict[str, Any]:
@@ -129,7 +105,7 @@ class Lane:
         found = self.reader.peek_bytes(self.sent - self.reader.popped)
         assert found is not None, (self.sent, self.reader.popped)
         format_, payload = self.answers.number(found[0]), found[1]
-        self.acked = self.writer.written
+        self.acked, self.acked_at = self.writer.written, time.monotonic()
         self.sent += 1
         return frame(DATA, payload, channel=self.channel, format_=format_, number=self.sent - 1, ack=self.acked)
 
@@ -139,7 +115,7 @@ class Lane:
         return 2 * unacknowledged >= self.window if half else unacknowledged > 0
 
     def ack(self) -> bytes:
-        self.acked = self.writer.written
+        self.acked, self.acked_at = self.writer.written, time.monotonic()
         return frame(ACK, channel=self.channel, ack=self.acked)
 
 
@@ -184,9 +160,21 @@ class Seat:
             self.row[i] = self.record[BASE + i] + n
         return metrics
 
-    def status(self, flags: int) -> bytes:
-        totals: list[int] = self.counts[:, : len(NAMES)].sum(axis=0).tolist()
-        return STATUS.pack(flags, *totals, *[self.row[i] - self.record[BASE + i] for i in range(len(NAMES))])
+    def describe(self) -> dict[str, Any]:
+        """For the WELCOME of an actor over a new stream."""
+        return {
+            "seat": self.name,
+            "incarnation": self.record[INCARNATION],
+            "assignment": self.assignment,
+            "ports": [lane.describe() for lane in self.lanes],
+        }
+
+
+def statuses(seats: Sequence[Seat], flags: int) -> bytes:
+    """The STATUS of a stream with these seats: the counts of the run, and how much of them these sessions have counted."""
+    totals: list[int] = seats[0].counts[:, : len(NAMES)].sum(axis=0).tolist()
+    counted = [sum(seat.row[i] - seat.record[BASE + i] for seat in seats) for i in range(len(NAMES))]
+    return STATUS.pack(flags, *totals, *counted)
 
 
 def make_seats(

@@ -1,185 +1,28 @@
-"""Session: the protocol's state at the actor: its mailboxes, cells and rows. The stream and the loop are the link's."""
+"""Session: the protocol's state at an actor or a site: its seats with their mailboxes, cells and rows. The stream and the
+loop are the link's."""
 
 import secrets
 import struct
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import veldt
 from veldt.counters import NAMES
 from veldt.errors import UserError
-from veldt.records.tree import Tree
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, LinkLost
-from veldt.runtime.grpc.wire import DATA, HOLD, PART, QUIT, STATUS, STOPPING, Formats, Frame, Refused, frame
+from veldt.runtime.grpc.mailboxes import Box, LinkCell, Mailbox
+from veldt.runtime.grpc.wire import DATA, HOLD, QUIT, STATUS, STOPPING, Frame, Refused, frame
 from veldt.runtime.proxies import CallerEnds
-from veldt.runtime.shm.memory import Format
 from veldt.shared import Cell
 
 if TYPE_CHECKING:
     from veldt.runtime.grpc.link import Link
 
 REPORT_S = 0.1  # between two reports of counts
-MAX_WINDOW = 1 << 16  # messages that may be unacknowledged
 MAX_COUNT = 1 << 53
-
-
-class Mailbox:
-    """The actor's end of one channel: messages to a node of the run, each kept until the run has it in shared memory; and,
-    for calls, the node's answers."""
-
-    def __init__(self, session: "Session", channel: int, port: dict[str, Any]) -> None:
-        """`port` is the description of the lane in the run's welcome."""
-        self._session, self._channel, self._window = session, channel, int(port["window"])
-        if not 0 < self._window <= MAX_WINDOW or min(int(port["written"]), int(port["tail"])) < 0:
-            raise Refused("a channel with an invalid window")
-        self._formats = Formats(wire.parse_formats(port["formats"]))
-        self.kept: deque[bytes] = deque()  # frames that the run has not acknowledged
-        self._base = int(port["written"])  # the number of the first of them
-        self._sent = 0  # how many of them were sent over this stream
-        self.answer_formats = Formats(wire.parse_formats(port["answers"] or []), finite=False)
-        self._answers: deque[Tree] = deque()
-        self._next = self._acked = int(port["tail"])  # numbers of the next answer, and of the next to acknowledge
-        self.check: Callable[[Tree], str] | None = None  # of answers: why one is refused
-
-    # For the actor.
-
-    def expect(self, messages: Sequence[Tree], answers: Sequence[Tree]) -> None:
-        """Raises a UserError unless the run takes these messages and sends these answers, and no others."""
-        for message in messages:
-            self._formats.pack(message)
-        ours = [[Format.of(tree).columns for tree in trees] for trees in (messages, answers)]
-        if [self._formats.described, self.answer_formats.described] != ours:
-            raise UserError("The messages of the run and of this actor differ; install the same version of Veldt on both.")
-
-    @property
-    def written(self) -> int:
-        return self._base + len(self.kept)
-
-    def put(self, tree: Tree) -> bool:
-        """False: too many messages are not acknowledged; keep it and try again."""
-        if len(self.kept) >= self._window:
-            return False
-        format_, flags, parts = self._formats.pack(tree, self._session.compress)
-        number, ack = self.written, self._next
-        self.kept.append(frame(DATA, *parts, channel=self._channel, format_=format_, flags=flags, number=number, ack=ack))
-        self._acked = ack
-        self._session.wake()
-        return True
-
-    def peek(self) -> Tree | None:
-        return self._answers[0] if self._answers else None
-
-    def pop(self) -> None:
-        self._answers.popleft()
-
-    # For the session.
-
-    def take(self, received: Frame) -> bool:
-        """Takes an acknowledgement, and an answer if the frame has one; whether there is something new."""
-        self._acknowledged(received.ack)
-        if received.kind == wire.ACK:
-            return True
-        if received.number < self._next:
-            return False  # a duplicate, from an earlier stream
-        if received.number > self._next:
-            raise Refused("a reply is missing")
-        answer = self.answer_formats.unpack(received)
-        if len(self._answers) >= self._window:
-            raise Refused("more replies than requests")
-        if self.check is not None and (why := self.check(answer)):
-            raise Refused(why)
-        self._answers.append(answer)
-        self._next += 1
-        if self.ack_due(half=True):
-            self._session.wake()
-        return True
-
-    def _acknowledged(self, count: int) -> None:
-        """The run has all messages before this number."""
-        if count > self.written:
-            raise Refused("the run acknowledges a message that was never sent")
-        for _ in range(count - self._base):
-            self.kept.popleft()
-            self._base += 1
-            self._sent = max(0, self._sent - 1)
-
-    def resend(self, written: int) -> None:
-        """Sends, over a new stream, all messages that the run does not have."""
-        self._acknowledged(written)
-        self._sent = 0
-
-    def next_frame(self) -> bytes | None:
-        if self._sent == len(self.kept):
-            return None
-        self._sent += 1
-        return self.kept[self._sent - 1]
-
-    def ack_due(self, half: bool) -> bool:
-        unacknowledged = self._next - self._acked
-        return 2 * unacknowledged >= self._window if half else unacknowledged > 0
-
-    def ack(self) -> bytes:
-        self._acked = self._next
-        return frame(wire.ACK, channel=self._channel, ack=self._acked)
-
-
-class LinkCell:
-    """The newest version of a value (`shared.Cell`). The actor asks for a version newer than its own; the run sends it as
-    soon as there is one."""
-
-    def __init__(self, wake: Callable[[], None], channel: int) -> None:
-        self._wake, self._channel = wake, channel
-        self._value: tuple[int, Tree] | None = None
-        self._have: int | None = None  # the version of the actor, which wants a newer one
-        self._asked = False  # over this stream
-        self._parts, self._tag = bytearray(), 0
-        self.check: Callable[[Tree], str] | None = None  # of values: why one is refused
-
-    def read(self, have: int) -> tuple[int, Tree] | None:
-        value = self._value
-        if value is not None and value[0] == have:
-            value = None
-        if value is None and self._have is None:
-            self._have, self._asked = have, False
-            self._wake()
-        return value
-
-    def write(self, tag: int, value: Tree) -> None:
-        raise NotImplementedError("an actor cannot publish values")
-
-    def next_frame(self) -> bytes | None:
-        if self._asked or self._have is None:
-            return None
-        self._asked = True
-        return frame(wire.WANT, channel=self._channel, number=self._have)
-
-    def ask_again(self) -> None:
-        """Repeats the request over a new stream."""
-        self._asked, self._parts = False, bytearray()
-
-    def take(self, received: Frame) -> bool:
-        """Adds one part; True: the value is complete."""
-        if len(received.payload) < PART.size:
-            raise Refused("a part of a value is too short")
-        offset, total = PART.unpack_from(received.payload)
-        part = received.payload[PART.size :]
-        if offset == 0:
-            self._parts, self._tag = bytearray(), received.number
-        if offset != len(self._parts) or received.number != self._tag or offset + len(part) > total:
-            raise Refused("a part of a value is missing")
-        if total > wire.MAX_BYTES:
-            raise Refused(f"a value of {total} bytes")
-        self._parts += part
-        if len(self._parts) < total:
-            return False
-        value = wire.unpack_value(self._parts)
-        if self.check is not None and (why := self.check(value)):
-            raise Refused(why)
-        self._value, self._parts, self._have = (self._tag, value), bytearray(), None
-        return True
 
 
 class LinkRows:
@@ -189,7 +32,7 @@ class LinkRows:
         self._link = link
         self.mine = [0] * len(NAMES)  # counted in this session
         self.run = [0] * len(NAMES)
-        self.counted = [0] * len(NAMES)  # how much of `mine` is included in `run`
+        self.counted = [0] * len(NAMES)  # how much of this session's is included in `run`
 
     def add(self, column: int, n: int) -> None:
         self.mine[column] += int(n)  # a numpy integer is not JSON
@@ -204,31 +47,84 @@ class LinkRows:
         return self._link.session.stopping
 
 
-class Session:
-    """What an actor has of the run: its seat, its mailboxes, and the counts and flags of the run. Outlives each stream."""
+@dataclass(eq=False)
+class LinkSeat:
+    """One seat of a session."""
 
-    def __init__(self, link: "Link", seat: str, compress: bool) -> None:
-        self.id = secrets.token_hex(16)
-        self.seat, self.compress, self.wake, self.rows = seat, compress, link.wake, LinkRows(link)
-        self.incarnation = self.flags = 0
+    name: str
+    incarnation: int
+    assignment: Any  # what the run asks for, unchecked
+    ports: list[dict[str, Any]]  # descriptions of the mailboxes, as they were at first
+    boxes: dict[str, Box]  # by the name of the lane
+    counts: list[int]  # of this session
+    reported: list[int] = field(default_factory=lambda: [0] * len(NAMES))
+    reported_at: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)  # to be sent with the next counts
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Metrics for the next report; values that are not finite are left out."""
+        self.metrics |= {name[:128]: float(x) for name, x in metrics.items() if -1e300 < x < 1e300}
+        assert len(self.metrics) <= wire.MAX_METRICS, len(self.metrics)
+
+    def next_report(self, channel: int, now: float, leaving: bool) -> bytes | None:
+        news = bool(self.metrics) or self.reported != self.counts
+        if not news or (now - self.reported_at <= REPORT_S and not leaving):
+            return None
+        report = {"counts": self.counts, "metrics": self.metrics}
+        self.reported, self.metrics, self.reported_at = list(self.counts), {}, now
+        return frame(wire.REPORT, wire.dump_json(report), channel=channel)
+
+
+MakeBox = Callable[["Session", int, str, int, dict[str, Any]], Box]  # of seat, lane, channel and its description
+
+
+def make_mailbox(session: "Session", seat: int, lane: str, channel: int, port: dict[str, Any]) -> Box:
+    return Mailbox(session, channel, port)
+
+
+class Session:
+    """What an actor or a site has of the run: its seats, and the counts and flags of the run. Outlives each stream."""
+
+    def __init__(
+        self,
+        link: "Link",
+        seat: str,
+        compress: bool,
+        actors: int = 1,
+        make_box: MakeBox = make_mailbox,
+        id_: str = "",
+    ) -> None:
+        """`id_`: of a session that another process of the site began."""
+        self.id, self._again, self._actors, self._make_box = id_ or secrets.token_hex(16), bool(id_), actors, make_box
+        self._wanted, self.compress, self.wake, self.rows = seat, compress, link.wake, LinkRows(link)
+        self.flags = 0
         self.stopping = self.hold = self.quit = False  # orders of the run
         self.welcome: dict[str, Any] | None = None  # the first one
-        self.mailboxes: dict[str, Mailbox] = {}  # by the name of the lane
+        self.seats: list[LinkSeat] = []
+        self.boxes: list[Box] = []  # of all seats, by channel
         self.cells: dict[str, LinkCell] = {}
-        self._senders: list[Mailbox | LinkCell] = []  # both
         self.largest_frame = 4 << 20  # bytes
         self.sent_at = time.monotonic()
-        self._reported_at, self._reported = 0.0, [0] * len(NAMES)
-        self._metrics: dict[str, float] = {}
+
+    @property
+    def seat(self) -> str:
+        return self.seats[0].name if self.seats else self._wanted
+
+    @property
+    def incarnation(self) -> int:
+        return self.seats[0].incarnation
+
+    @property
+    def mailboxes(self) -> dict[str, Any]:
+        """Of the first seat."""
+        return self.seats[0].boxes
 
     def ends(self, node: str, cells: Mapping[str, Cell]) -> CallerEnds:
         calls = self.mailboxes.get(f"{node} calls")
         return CallerEnds(self.mailboxes.get(f"{node} stream"), calls, calls, cells)
 
     def report(self, metrics: dict[str, float]) -> None:
-        """Sends metrics with the next counts; values that are not finite are left out."""
-        self._metrics |= {name[:128]: float(x) for name, x in metrics.items() if -1e300 < x < 1e300}
-        assert len(self._metrics) <= wire.MAX_METRICS, len(self._metrics)
+        self.seats[0].add(metrics)
 
     # Frames that arrive.
 
@@ -242,7 +138,8 @@ class Session:
                 self._start(welcome)
             else:
                 self._resume(welcome)
-            self._reported, self._reported_at = [0] * len(NAMES), 0.0  # the counts are sent again
+            for seat in self.seats:
+                seat.reported, seat.reported_at = [0] * len(NAMES), 0.0  # the counts are sent again
             self._set_status(STATUS.pack(*map(int, welcome["status"])))
         except (LookupError, TypeError, ValueError, OverflowError, AttributeError, struct.error) as error:
             raise Refused(f"no welcome: {repr(error)[:200]}") from None
@@ -252,18 +149,28 @@ class Session:
     def _start(self, welcome: dict[str, Any]) -> None:
         if self.compress and not welcome.get("lz4"):
             raise UserError("The run's host cannot decompress: pip install 'veldt[lz4]' there.")
-        self.seat, self.incarnation = str(welcome["seat"]), int(welcome["incarnation"])
-        self.mailboxes = {str(port["name"]): Mailbox(self, i, port) for i, port in enumerate(welcome["ports"])}
+        described = [dict(seat) for seat in welcome["seats"]]
+        if len(described) != self._actors or sum(len(seat["ports"]) for seat in described) > wire.MAX_CHANNELS:
+            raise Refused("a welcome with another number of seats")
+        for i, seat in enumerate(described):
+            boxes: dict[str, Box] = {}
+            for port in seat["ports"]:
+                lane, channel = str(port["name"]), len(self.boxes)
+                boxes[lane] = self._make_box(self, i, lane, channel, port)
+                self.boxes.append(boxes[lane])
+            counts = self.rows.mine if i == 0 else [0] * len(NAMES)
+            name, life, told = str(seat["seat"]), int(seat["incarnation"]), seat.get("assignment")
+            self.seats.append(LinkSeat(name, life, told, list(seat["ports"]), boxes, counts))
         self.cells = {str(name): LinkCell(self.wake, i) for i, name in enumerate(welcome["latest"])}
-        self._senders = [*self.mailboxes.values(), *self.cells.values()]
-        largest = max((mailbox.answer_formats.largest for mailbox in self.mailboxes.values()), default=0)
+        largest = max((box.answer_formats.largest for box in self.boxes), default=0)
         self.largest_frame = max(self.largest_frame, largest + wire.HEADER.size)
 
     def _resume(self, welcome: dict[str, Any]) -> None:
-        if welcome["incarnation"] != self.incarnation:
-            raise LinkLost(f"The seat {self.seat} of the run was given to another actor.")
-        for mailbox, port in zip(self.mailboxes.values(), welcome["ports"], strict=True):
-            mailbox.resend(int(port["written"]))
+        for seat, described in zip(self.seats, welcome["seats"], strict=True):
+            if described["incarnation"] != seat.incarnation:
+                raise LinkLost(f"The seat {seat.name} of the run was given to another actor.")
+            for box, port in zip(seat.boxes.values(), described["ports"], strict=True):
+                box.resend(int(port["written"]))
         for cell in self.cells.values():
             cell.ask_again()
 
@@ -284,11 +191,10 @@ class Session:
         """Handles a frame; whether there is something new for the actor."""
         kind = received.kind
         if kind in (DATA, wire.ACK, wire.VALUE):
-            boxes, cells = self.mailboxes.values(), self.cells.values()
-            takers: list[Mailbox | LinkCell] = [*cells] if kind == wire.VALUE else [*boxes]
+            takers: list[Any] = [*self.cells.values()] if kind == wire.VALUE else self.boxes
             if received.channel >= len(takers):
                 raise Refused("a frame has an unknown channel")
-            return takers[received.channel].take(received)
+            return bool(takers[received.channel].take(received))
         if kind == wire.HEARTBEAT:
             return self._set_status(received.payload)
         if kind != wire.END:
@@ -300,20 +206,25 @@ class Session:
 
     def hello(self) -> bytes:
         hello = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": self.id, "seat": self.seat}
-        return frame(wire.HELLO, wire.dump_json(hello | {"again": self.welcome is not None}))
+        if self._actors > 1:
+            hello |= {"seat": "", "actors": self._actors}
+        return frame(wire.HELLO, wire.dump_json(hello | {"again": self._again or self.welcome is not None}))
+
+    @property
+    def settled(self) -> bool:
+        return all(box.settled for box in self.boxes)
 
     def next_frame(self, leaving: bool) -> bytes | None:
         """The frame to send now: messages first."""
-        for sender in self._senders:
+        senders: list[Box | LinkCell] = [*self.boxes, *self.cells.values()]
+        for sender in senders:
             if (data := sender.next_frame()) is not None:
                 return data
         now = time.monotonic()
-        for mailbox in self.mailboxes.values():
-            if mailbox.ack_due(half=now - self.sent_at < ACK_S):
-                return mailbox.ack()
-        news = bool(self._metrics) or self._reported != self.rows.mine
-        if news and (now - self._reported_at > REPORT_S or leaving):
-            report = {"counts": self.rows.mine, "metrics": self._metrics}
-            self._reported, self._metrics, self._reported_at = list(self.rows.mine), {}, now
-            return frame(wire.REPORT, wire.dump_json(report))
+        for box in self.boxes:
+            if box.ack_due(half=now - box.acked_at < ACK_S):
+                return box.ack()
+        for i, seat in enumerate(self.seats):
+            if (data := seat.next_report(i, now, leaving)) is not None:
+                return data
         return frame(wire.HEARTBEAT) if now - self.sent_at > HEARTBEAT_S else None

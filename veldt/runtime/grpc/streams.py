@@ -1,4 +1,4 @@
-"""The run's end of one actor's stream. An error in a stream closes that stream and nothing else."""
+"""The run's end of the stream of an actor or a site. An error in a stream closes that stream and nothing else."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import ACK_S, HEARTBEAT_S, grpc
-from veldt.runtime.grpc.seats import STEPS, Lane, Seat
+from veldt.runtime.grpc.seats import STEPS, Lane, Seat, statuses
 from veldt.runtime.grpc.wire import Frame, Refused, frame
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ class ActorStream:
     def __init__(self, gate: "Gate", context: Any, own: bool) -> None:
         """`own`: it comes from a process of the run."""
         self.gate, self.context, self.own = gate, context, own
-        self.seat: Seat | None = None
+        self.seats: list[Seat] = []  # one, or those of a site; none before hello
+        self.lanes: list[Lane] = []  # of all seats, in order: a frame's channel is a number of one
+        self._owners: list[Seat] = []  # of the lanes
         self.wants: dict[int, int] = {}  # cell -> the version that the actor has
         self.sending: dict[int, Iterator[bytes]] = {}  # cell -> frames with its value
         self.received_at = self.sent_at = self.status_at = time.monotonic()
@@ -33,8 +35,16 @@ class ActorStream:
         self._something_to_send = asyncio.Event()
 
     @property
-    def lanes(self) -> Sequence[Lane]:
-        return () if self.seat is None else self.seat.lanes
+    def seat(self) -> Seat | None:
+        return self.seats[0] if self.seats else None
+
+    def take_seats(self, seats: Sequence[Seat]) -> None:
+        owned = [(lane, seat) for seat in seats for lane in seat.lanes]
+        if len(owned) > wire.MAX_CHANNELS:
+            raise Refused(f"{len(seats)} actors have more than {wire.MAX_CHANNELS} channels")
+        self.seats, self.lanes, self._owners = list(seats), [lane for lane, _ in owned], [seat for _, seat in owned]
+        for number, lane in enumerate(self.lanes):
+            lane.channel = number
 
     def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
         if not self.end.done():
@@ -79,18 +89,18 @@ class ActorStream:
 
     def _take(self, received: Frame) -> None:
         kind = received.kind
-        if self.seat is None:
+        if not self.seats:
             if kind != wire.HELLO:
                 raise Refused("no hello")
             self.gate.admit(self, wire.load_json(received.payload))
         elif kind in (wire.DATA, wire.ACK):
-            if received.channel >= len(self.seat.lanes):
+            if received.channel >= len(self.lanes):
                 raise Refused("a message has an unknown channel")
-            lane = self.seat.lanes[received.channel]
+            lane = self.lanes[received.channel]
             steps = lane.take(received) if kind == wire.DATA else None
             lane.acknowledged(received.ack)
             if steps is not None:
-                self.seat.record[STEPS] += steps
+                self._owners[received.channel].record[STEPS] += steps
             elif kind == wire.DATA:
                 self.gate.duplicates += 1
             if steps is not None and lane.reader is not None:
@@ -98,13 +108,15 @@ class ActorStream:
             elif lane.ack_due(half=True):
                 self.wake()
         elif kind == wire.WANT:
-            if received.channel >= len(self.seat.cells):
+            if received.channel >= len(self.seats[0].cells):
                 raise Refused("a value has an unknown name")
             self.wants[received.channel] = received.number
-            self._poll_values(self.seat)
+            self._poll_values(self.seats[0])
         elif kind == wire.REPORT:
-            counts, metrics = wire.load_report(received.payload)
-            self.gate.add_report(self.seat, self.seat.take_report(counts, metrics))
+            if received.channel >= len(self.seats):
+                raise Refused("a report of an unknown seat")
+            seat, (counts, metrics) = self.seats[received.channel], wire.load_report(received.payload)
+            self.gate.add_report(seat, seat.take_report(counts, metrics))
         elif kind == wire.LEAVE:
             self.left = True
             self.close()
@@ -152,20 +164,20 @@ class ActorStream:
 
     def _next(self) -> bytes | None:
         """The frame to send now: answers first, values last."""
-        if self.seat is None:
+        if not self.seats:
             return None
         if self.first:
             data, self.first = self.first, b""
             return data
-        for lane in self.seat.lanes:
+        for lane in self.lanes:
             if lane.has_answer:
                 return lane.next_answer()
         now = time.monotonic()
-        for lane in self.seat.lanes:
-            if lane.ack_due(half=now - self.sent_at < ACK_S):
+        for lane in self.lanes:  # of many, one may be idle while others are busy: a ring of its actor waits for this
+            if lane.ack_due(half=now - lane.acked_at < ACK_S):
                 return lane.ack()
-        if self._status_due(self.seat, now):
-            self.status_at, self.status = now, self.seat.status(self.gate.flags)
+        if self._status_due(now):
+            self.status_at, self.status = now, statuses(self.seats, self.gate.flags)
             return frame(wire.HEARTBEAT, self.status)
         for channel, frames in list(self.sending.items()):
             if (part := next(frames, None)) is not None:
@@ -173,21 +185,21 @@ class ActorStream:
             del self.sending[channel]
         return None
 
-    def _status_due(self, seat: Seat, now: float) -> bool:
+    def _status_due(self, now: float) -> bool:
         if now - self.sent_at > HEARTBEAT_S or self.gate.flags != self.status[0]:
             return True
-        return now - self.status_at > STATUS_S and seat.status(self.gate.flags) != self.status
+        return now - self.status_at > STATUS_S and statuses(self.seats, self.gate.flags) != self.status
 
     def tick(self, now: float) -> None:
         """Checks timeouts, and wakes the writer: something may be due."""
-        if self.seat is None:
+        if not self.seats:
             if now - self.received_at > self.gate.handshake:
                 self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         elif now - self.received_at > self.gate.silence or (self.writing and now - self.writing > self.gate.silence):
             self.close(grpc.StatusCode.DEADLINE_EXCEEDED, "the actor stopped responding")
         else:
             self.poll()
-            self._poll_values(self.seat)
+            self._poll_values(self.seats[0])
             self.wake()
 
 

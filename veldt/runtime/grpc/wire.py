@@ -25,7 +25,7 @@ lz4: Any = None  # where it is not installed
 with contextlib.suppress(ImportError):
     lz4 = importlib.import_module("lz4.block")
 
-PROTOCOL = 4
+PROTOCOL = 5
 HEADER = struct.Struct("<BBBB4xqq")  # kind, channel, format, flags, number, ack; the arrays after it are aligned
 HELLO, WELCOME, DATA, ACK, HEARTBEAT, WANT, VALUE, REPORT, LEAVE, END = KINDS = range(1, 11)
 LZ4 = 1  # flag: the payload is compressed
@@ -35,6 +35,8 @@ PART = struct.Struct("<QQ")  # offset of this part in the value, and bytes of th
 PART_BYTES = 1 << 20
 JSON_BYTES = 1 << 17  # at most, in one frame of an actor
 MAX_METRICS = 256
+MAX_CHANNELS = 256  # of a stream: a header has one byte for it
+MAX_ACTORS = 256  # of a site
 SMALL = 512  # bytes; smaller messages are not compressed
 MAX_BYTES = 1 << 30  # of a message
 

@@ -105,6 +105,7 @@ class Plan:
     light: list[str]  # processes without torch
     functions: dict[str, bytes]  # pickled functions that cannot be imported
     envs: dict[str, Any]  # Gymnasium ids that the user registered
+    imports: frozenset[str] | None = None  # names that may be imported; None: all
     constants: dict[str, Any] = field(default_factory=dict)  # of nodes for which this process has proxies
     gate: GatePlan | None = None
 
@@ -115,6 +116,12 @@ class Plan:
     def row(self, name: str) -> int:
         """The row on the board of a process or of a seat at the gate; row 0 is the supervisor's."""
         return 1 + [*self.processes, *self.seats].index(name)
+
+    @property
+    def evented(self) -> list[str]:
+        """Processes that sleep in an event loop of their own, where a bell has to be a descriptor."""
+        nodes = [(process, self.nodes[name].node_class) for process, names in self.processes.items() for name in names]
+        return [process for process, kind in nodes if getattr(kind, "EVENT_LOOP", False)]
 
     @property
     def rows(self) -> int:
@@ -183,6 +190,7 @@ class Plan:
         with open(f"/proc/self/fd/{fd}", "rb") as file:
             plan, parts = cloudpickle.load(file)
         callables.install({name: functools.partial(cloudpickle.loads, data) for name, data in plan.functions.items()})
+        callables.restrict(plan.imports)
         for name, entry in plan.envs.items():
             gym.registry.setdefault(name, entry)
         nodes, ports, constants = cloudpickle.loads(parts[process])
@@ -224,6 +232,7 @@ def make_plan(program: Program, queue: int = 16, gate: GateSettings | None = Non
         light=[name for name, group in processes.items() if all(nodes[node].light for node in group)],
         functions=portable(callables.local()),
         envs=registered(),
+        imports=callables.allowed(),
     )
     return plan if gate is None else _with_gate(plan, gate, socket)
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from setproctitle import setproctitle
@@ -28,12 +28,9 @@ from veldt.runtime.local.plan import GATE, STREAM_BYTES, Channel, GatePlan, Plan
 from veldt.runtime.local.zygote import ignore_signals
 from veldt.runtime.proxies import CallerEnds, Proxy, makes_calls, outboxes_of
 from veldt.runtime.services import CallService, LatestService, ServiceEnds, StreamService
-from veldt.runtime.shm.memory import Arena, Bell, Latest, read_state, write_state
+from veldt.runtime.shm.memory import Arena, Bell, EventBell, Latest, read_state, write_state
 from veldt.runtime.shm.ring import Reader, Writer
 from veldt.seeds import derive
-
-if TYPE_CHECKING:  # a process that does not need gRPC does not import it
-    from veldt.runtime.grpc.seats import EventBell
 
 METRICS_S = 0.25  # between two reports
 MESSAGE = 1 << 17  # bytes; a longer error message is cut
@@ -89,7 +86,7 @@ class Process:
         self.plan = Plan.load(descriptors["plan"], name)
         self.board = Board(descriptors["board"])
         self.index = self.plan.row(name)
-        self.row, self.bell = self.board.row(self.index), self.board.bell(self.index)
+        self.row, self.bell = self.board.row(self.index), self._bell_of(name)
         self.row[DOING], self.row[SINCE] = BUILDING, time.monotonic_ns()
         self.orders_done = order["orders"]
         seed = derive(0, name, order["incarnation"])  # forked processes would otherwise share their random numbers
@@ -113,6 +110,9 @@ class Process:
             self.known[shared] = self._given(node).build(node)
         self.host = Host([self.plan.nodes[node] for node in self.plan.processes[name]], self.known, self._given)
         self.services = [service for node in self.host.objects for service in self._services(node)]
+        self.resting = next((worker for _, worker in self.host.workers if hasattr(worker, "rest")), None)
+        if self.resting is not None:
+            self.resting.wake_by(self.bell)
         self.waited = 0.0
         self.since, self.cpu = time.perf_counter(), time.process_time()
         self.unsent: dict[str, float] = {}
@@ -183,6 +183,8 @@ class Process:
             self.gate.step(Bell.LONGEST)
         elif self.link is not None:
             self.link.wait(Bell.LONGEST)
+        elif self.resting is not None:
+            self.resting.rest(Bell.LONGEST)
         else:
             rests = [service.rest for service in self.services if isinstance(service, CallService)]
             self.bell.wait(rung, min(rests, default=math.inf))
@@ -220,20 +222,23 @@ class Process:
         return CallerEnds(stream, requests, replies, cells)
 
     def _stream_writer(self, channel: Channel, later: bool = False) -> Writer:
-        bell, queue = self.board.bell(self.plan.row(self.plan.home(channel.node))), self.plan.queue
+        bell, queue = self._bell_of(self.plan.home(channel.node)), self.plan.queue
         return Writer(self.descriptors[stream_ring(channel)], bell, queue * STREAM_BYTES, queue, later)
 
     def _call_writer(self, channel: Channel) -> Writer:
-        bell = self.board.bell(self.plan.row(self.plan.home(channel.node)))
+        bell = self._bell_of(self.plan.home(channel.node))
         return Writer(self.descriptors[call_rings(channel)[0]], bell, max_slots=CALL_SLOTS)
 
     def _services(self, node: str) -> list[Any]:
         ports, thing, fds = self.plan.ports.get(node, {}), self.host.objects[node], self.descriptors
         inboxes, ends = [], []
         for caller in self.plan.callers(node):
-            # An actor with a seat at the gate is woken through the gate.
-            bell = self._gate_bell() if caller in self.plan.seats else self.board.bell(self.plan.row(caller))
+            bell = self._bell_of(caller)
             stream, (requests, replies) = stream_ring(Channel(caller, node)), call_rings(Channel(caller, node))
+            if hasattr(thing, "carry"):  # it has no services: it takes the rings themselves
+                there = [Reader(fds[name], bell) if name in fds else None for name in (stream, requests)]
+                thing.carry(caller, self.plan.row(caller), *there, Writer(fds[replies], bell) if replies in fds else None)
+                continue
             if stream in fds:  # the writer of a full ring is woken when there is room
                 inboxes.append(Reader(fds[stream], bell))
             if requests in fds:  # a caller is woken once for several replies: the service rings when all are written
@@ -243,10 +248,15 @@ class Process:
         found += [CallService(thing, ports, ends)] if ends else []
         return found + ([LatestService(thing, ports, cells)] if cells else [])
 
-    def _gate_bell(self) -> "EventBell":
-        from veldt.runtime.grpc.seats import EventBell
-
+    def _gate_bell(self) -> EventBell:
         return EventBell(self.board.memory, ROW * self.plan.row(GATE), self.descriptors["gate bell"])
+
+    def _bell_of(self, process: str) -> Bell:
+        """An actor with a seat at the gate is woken through the gate."""
+        if process in self.plan.seats:
+            return self._gate_bell()
+        row, fd = self.plan.row(process), self.descriptors.get(f"bell {process}")
+        return self.board.bell(row) if fd is None else EventBell(self.board.memory, ROW * row, fd)
 
     def _make_link(self, plan: GatePlan) -> Any:
         from veldt.runtime.grpc.link import Link

@@ -29,7 +29,7 @@ from veldt.runtime.local.plan import GatePlan, Plan
 from veldt.runtime.local.pressure import MemoryConfig, Pressure
 from veldt.runtime.local.process import MESSAGE
 from veldt.runtime.local.watchdog import Child, Restarts, Watchdog, exit_reason
-from veldt.runtime.shm.memory import Arena, SharedMemory, make_shared_memory, read_state, write_state
+from veldt.runtime.shm.memory import Arena, EventBell, SharedMemory, make_shared_memory, read_state, write_state
 
 log = logging.getLogger("veldt")
 
@@ -80,6 +80,8 @@ class Supervisor:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
         for name in plan.descriptors():
             self.descriptors[name] = make_shared_memory(f"veldt {name}")
+        for name in plan.evented:
+            self.descriptors[f"bell {name}"] = EventBell.make()
         if plan.gate is not None:
             self._allocate_gate(plan.gate)
         self.board = Board(self.descriptors["board"], plan.rows)
@@ -105,7 +107,7 @@ class Supervisor:
 
     def _allocate_gate(self, gate: GatePlan) -> None:
         """Allocates what outlives the gate's process: which session has which seat, and the incarnation of each seat."""
-        from veldt.runtime.grpc.seats import INCARNATION, RECORD, EventBell
+        from veldt.runtime.grpc.seats import INCARNATION, RECORD
 
         self.descriptors["gate bell"] = EventBell.make()
         records = SharedMemory(self.descriptors["gate seats"], 8 * RECORD * len(gate.seats))

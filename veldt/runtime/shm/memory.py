@@ -37,7 +37,8 @@ if FUTEX:
 
 # Layout of a `Latest`.
 VERSION, SIZE, TAG, CHECKSUM = 0, 1, 2, 4  # words; there are two tags and two checksums, one for each slot
-LENGTH, FORMAT = 6, 56  # the word with the length of the format, and the byte where the format begins
+LENGTH, FORMAT = 6, 64  # the word with the length of the format, and the byte where the format begins
+WANTED = 7  # the word with the version than which a reader wants a newer one
 
 Bytes = bytes | memoryview
 
@@ -203,6 +204,11 @@ class Latest:
         self._words[CHECKSUM + (version & 1)] = zlib.crc32(slot.data) if CHECKED else -1
         self._words[VERSION] = version
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a reader that has the newest value has asked for a newer one."""
+        return (bool(self._slots) or self._map()) and self._words[WANTED] == self._words[VERSION]
+
     def read(self, have: int) -> tuple[int, Tree] | None:
         """(tag, copy of the value). None: the newest has the tag `have`, or ten copies in a row were overwritten."""
         found = self.read_bytes(have)
@@ -217,6 +223,7 @@ class Latest:
             version = words[VERSION]
             tag = words[TAG + (version & 1)]
             if tag == have and words[VERSION] == version:
+                words[WANTED] = version
                 return None
             checksum = words[CHECKSUM + (version & 1)]
             value = self._slots[version & 1].copy()
@@ -333,3 +340,27 @@ class Bell:
             self._time[0], self._time[1] = 0, int(1e9 * max(0.0, min(seconds, self.LONGEST)))
             _syscall(FUTEX, self._address, _WAIT, since, self._time_address, None, 0)
         words[1] = 0
+
+
+class EventBell(Bell):
+    """A `Bell` for a process that sleeps in an event loop: the same words in shared memory, but an eventfd wakes it."""
+
+    def __init__(self, memory: SharedMemory, offset: int, fd: int) -> None:
+        super().__init__(memory, offset)
+        self.fd = fd
+
+    @staticmethod
+    def make() -> int:
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the counter is full: it wakes anyway
+            os.eventfd_write(self.fd, 1)
+
+    def set_asleep(self, value: bool) -> None:
+        """Whether a ring has to wake the owner, or the owner is polling."""
+        self._words[1] = value
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
