@@ -56,8 +56,8 @@ def introduction(costs: Costs) -> str:
     kinds = [kind for kind in ("actor", *SERVICES) if kind in costs.cpu]
     parts = ", ".join(f"{kind} {1e6 * costs.cpu[kind]:.0f} us" for kind in kinds)
     return (
-        f"CPU of an env step: {parts}; {costs.updates:.3g} updates (replay ratio {costs.ratio:.3g}); {costs.sent:.0f} bytes "
-        f"sent; weights {format_bytes(costs.weights)}"
+        f"CPU of an env step: {parts}; {costs.updates:.3g} updates (replay ratio {costs.ratio:.3g}); {costs.sent:.0f} "
+        f"bytes sent; weights {format_bytes(costs.weights)}"
     )
 
 
