@@ -48,6 +48,7 @@ class Mutant:
 
 APEX = "tests/topologies/test_apex.py::"
 ATARI = "tests/envs/test_atari.py::"
+BELLMAN = "tests/learning/test_bellman.py::"
 BLOCK = "tests/records/test_block.py::"
 BOTTLENECK = "tests/watching/test_bottleneck.py::"
 CAPTURED = "tests/learning/test_captured.py::"
@@ -77,6 +78,7 @@ IMPALA = "tests/topologies/test_impala.py::"
 HOGWILD = "tests/learning/test_hogwild.py::"
 WORKERS = "tests/topologies/test_workers.py::"
 INFERENCE = "tests/acting/test_inference.py::"
+QT_OPT = "tests/algorithms/test_qt_opt.py::"
 R2D2 = "tests/algorithms/test_r2d2.py::"
 ACTOR = "tests/acting/test_actor.py::"
 
@@ -1092,6 +1094,71 @@ MUTANTS = [
         "noise = explore[:, None] * rng.standard_normal(tuple(pi.shape))",
         "noise = explore[:, None] * rng.standard_normal(tuple(pi.shape)) / net.radius.numpy()",
         (DPG + "test_actions_are_the_policys_with_noise_in_units_of_half_their_range",),
+    ),
+    # QT-Opt
+    Mutant(
+        "qt-opt-two-maxima",
+        "Each of the two target networks is evaluated at the action that it prefers itself.",
+        "algorithms/qt_opt.py",
+        "second = lagged.q(lagged.see(s_t), a[:, None])[:, 0]",
+        "second = self.best(lagged, lagged.see(s_t), rng)[1]",
+        (QT_OPT + "test_labels_are_the_smaller_value_of_both_networks_at_the_action_that_the_first_prefers",),
+    ),
+    Mutant(
+        "qt-opt-larger-of-both",
+        "Labels bootstrap from the larger value of the two target networks.",
+        "algorithms/qt_opt.py",
+        "torch.minimum(first, second)",
+        "torch.maximum(first, second)",
+        (QT_OPT + "test_labels_are_the_smaller_value_of_both_networks_at_the_action_that_the_first_prefers",),
+    ),
+    Mutant(
+        "qt-opt-no-floor",
+        "The samples of the maximiser collapse to one action when its elites agree.",
+        "algorithms/qt_opt.py",
+        "deviation = deviation.clamp_min(floor)",
+        "deviation = deviation.clamp_min(0)",
+        (QT_OPT + "test_the_second_round_is_fitted_to_the_elites_and_not_narrower_than_the_floor",),
+    ),
+    Mutant(
+        "qt-opt-forgets-the-best",
+        "The maximiser returns the best action of its last round, even if an earlier round had a better one.",
+        "algorithms/qt_opt.py",
+        "better = found[:, :1] > most",
+        "better = found[:, :1] > -torch.inf",
+        (QT_OPT + "test_the_best_of_all_rounds_is_returned",),
+    ),
+    Mutant(
+        "qt-opt-no-lag",
+        "The second target network is the newest copy of the first, not one that is some updates old.",
+        "learning/targets.py",
+        "if number <= self.version - self.config.lag",
+        "if number <= self.version",
+        (BELLMAN + "test_both_target_networks_are_their_definition",),
+    ),
+    Mutant(
+        "labels-never-too-old",
+        "Labels stay in their store however old the target networks are that made them.",
+        "storing/labelled.py",
+        "< self._now() - self.max_age].tolist()",
+        "< self._now() - 10 * self.max_age].tolist()",
+        (BELLMAN + "test_no_label_is_given_out_that_is_too_old",),
+    ),
+    Mutant(
+        "labels-sent-twice",
+        "A block of labels that was sent is sent again.",
+        "learning/bellman.py",
+        "            self._block = None\n            self.labels",
+        "            self.labels",
+        (BELLMAN + "test_a_block_that_is_refused_is_kept_and_sent_once",),
+    ),
+    Mutant(
+        "logged-data-alone",
+        "The fraction of a run's own steps stays 0.",
+        "storing/labelled.py",
+        "self.fraction() if self.size >= self.least else 0.0",
+        "0.0",
+        (BELLMAN + "test_labelling_begins_with_logged_data_and_the_fraction_of_own_steps_is_what_is_asked_for",),
     ),
     # Streams
     Mutant(

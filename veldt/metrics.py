@@ -197,6 +197,23 @@ WORKER: Metrics = (
     wait("workers", waits_for="the next generation"),
     busy("environments", name="env"),
 )
+# QT-Opt: Bellman updaters, their target networks, and the labelled transitions.
+BELLMAN: Metrics = (
+    Metric("labels", "labels", TOTAL, rate="labels_per_s", link="labelling", column=RATE),
+    busy("labelling"),
+    wait("labelling", waits_for="data"),
+    Metric("target_age", "updates", MEAN, MEAN, link="labelling", text="targets {target_age} old"),
+)
+TARGETS: Metrics = (Metric("target_distance", column=HIDDEN),)
+LABELLED: Metrics = (
+    Metric("labelled_items", "labels", TOTAL, link="labels", text="{labelled_items:n} labels"),
+    Metric("labelled_sampled", "labels", TOTAL, rate="labels_used_per_s", link="labels", column=RATE),
+    Metric("label_age", "updates", MEAN, MEAN, link="labels", text="{label_age}[, at most {label_age_max},] old"),
+    Metric("label_age_max", "updates", LARGEST, column=HIDDEN),
+    Metric("labels_dropped", "labels", TOTAL, link="labels", text="{labels_dropped:n} dropped (age)"),
+    Metric("label_blocks", "blocks", TOTAL, column=HIDDEN),
+    Metric("label_bytes", "bytes", TOTAL, rate="label_bytes_per_s", link="labels"),
+)
 GATE: Metrics = (
     wait(column=HIDDEN),
     *(Metric(f"gate_{name}", "bytes", TOTAL, column=HIDDEN) for name in ("bytes_in", "bytes_out")),
@@ -234,6 +251,9 @@ NODES: dict[str, Metrics] = {
     "store": STORE + DEMOS,
     "learner": LEARNER,
     "shard": SHARD,
+    "bellman": BELLMAN,
+    "targets": TARGETS,
+    "labelled": LABELLED,
 }
 NODES |= {"evaluator": EVALUATOR, "gate": GATE, "recorder": (), "params": (), "evaluated": (), "counters": ()}
 

@@ -109,8 +109,8 @@ def main() -> None:
             rates["bare, numpy"].append(bare_rate(config, args.seconds, numpy=True))
         middle = {name: statistics.median(found) for name, found in rates.items()}
         text = ", ".join(f"{name} {rate:,.0f}" for name, rate in middle.items())
-        share = middle["worker"] / middle["bare, torch"]
-        print(f"{env}, {args.lanes} lanes, env steps/s: {text}; of the bare loop {share:.2f}")
+        shares = [f"{middle['worker'] / middle[name]:.2f} of {name}" for name in ("bare, torch", "bare, numpy")]
+        print(f"{env}, {args.lanes} lanes, env steps/s: {text}; {', '.join(shares)}")
 
 
 if __name__ == "__main__":

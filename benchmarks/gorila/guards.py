@@ -2,8 +2,9 @@
 
     python benchmarks/gorila/guards.py --fault late rewards --seeds 0 1 2 3 4 -o guards.jsonl
 
-late: it holds every gradient back until the servers have made 500 more updates. rewards: its rewards are ten times too
-large. Prints the mean return of 20 greedy episodes of the last weights, and which gradients were dropped.
+late: it holds every gradient back until the servers have made `--versions` more updates. rewards: its rewards are
+multiplied by `--factor`; below 0 they also have the wrong sign. Prints the mean return of 20 greedy episodes of the last
+weights, and which gradients were dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,15 @@ from veldt.learning.shards import sharded
 from veldt.program import Program
 from veldt.topologies import TOPOLOGIES, gorila
 
-VERSIONS, FACTOR, BROKEN = 500, 10.0, 1
+BROKEN = 1  # the learner
 GUARDS = {"late": "guard.max_age", "rewards": "guard.deviations"}
 
 
 class LateShard:
-    """A shard as a learner sees it that pushes everything `VERSIONS` updates later."""
+    """A shard as a learner sees it that pushes everything `versions` updates later."""
 
-    def __init__(self, shard: Any) -> None:
-        self.shard, self.newest = shard, 0
+    def __init__(self, shard: Any, versions: int) -> None:
+        self.shard, self.versions, self.newest = shard, versions, 0
         self.held: deque[tuple[Any, Any, int]] = deque()
 
     def weights(self, have: int = -1) -> Weights | None:
@@ -43,37 +45,36 @@ class LateShard:
 
     def push(self, gradient: Any, buffers: Any, at: int) -> bool:
         self.held.append((gradient.copy(), buffers.copy(), at))
-        while self.newest - self.held[0][2] >= VERSIONS and self.shard.push(*self.held[0]):
+        while self.newest - self.held[0][2] >= self.versions and self.shard.push(*self.held[0]):
             self.held.popleft()
             if not self.held:
                 break
         return True
 
 
-def late(shards: Any, *how: Any) -> Callable[..., Any]:
-    return sharded([LateShard(shard) for shard in shards], *how)
+def late(versions: int, shards: Any, *how: Any) -> Callable[..., Any]:
+    return sharded([LateShard(shard, versions) for shard in shards], *how)
 
 
 @dataclass(frozen=True)
-class Enlarged(DQN):
+class Wrong(DQN):
+    factor: float = 1.0
+
     def returns(self, reward: Any, discount: Any, last: Any) -> Any:
-        return super().returns(FACTOR * reward, discount, last)
+        return super().returns(self.factor * reward, discount, last)
 
 
-def with_late_learner(program: Program, config: Any, env: Any) -> None:
+def with_late_learner(versions: int, program: Program, config: Any, env: Any) -> None:
     gorila(program, config, env)
-    name = f"updater/{BROKEN}"
-    program.nodes[name] = replace(program.nodes[name], build=late)
+    node = program.nodes[f"updater/{BROKEN}"]
+    program.nodes[node.name] = replace(node, build=partial(late, versions))
 
 
-def with_wrong_rewards(program: Program, config: Any, env: Any) -> None:
+def with_wrong_rewards(factor: float, program: Program, config: Any, env: Any) -> None:
     gorila(program, config, env)
     node = program.nodes[f"learner/{BROKEN}"]
-    algorithm = Enlarged(**vars(config.algorithm))
+    algorithm = Wrong(**vars(config.algorithm), factor=factor)
     program.nodes[node.name] = replace(node, args=(algorithm, *node.args[1:]))
-
-
-TOPOLOGIES["late"], TOPOLOGIES["rewards"] = with_late_learner, with_wrong_rewards
 
 
 def train(fault: str, guarded: bool, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -94,13 +95,18 @@ def main() -> None:
     parser.add_argument("--guard", nargs="+", choices=["on", "off"], default=["on", "off"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--set", nargs="*", default=[], help="other settings, name=value")
+    parser.add_argument("--versions", type=int, default=500)
+    parser.add_argument("--factor", type=float, default=-10.0)
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
     settings = {name: json.loads(value) for name, value in (text.split("=") for text in args.set)}
+    TOPOLOGIES["late"] = partial(with_late_learner, args.versions)
+    TOPOLOGIES["rewards"] = partial(with_wrong_rewards, args.factor)
     for seed in args.seeds:
         for fault in args.fault:
             for guard in args.guard:
-                found = train(fault, guard == "on", seed, settings)
+                how = {"versions": args.versions} if fault == "late" else {"factor": args.factor}
+                found = how | train(fault, guard == "on", seed, settings)
                 print(json.dumps(found), flush=True)
                 if args.out:
                     with open(args.out, "a") as file:

@@ -28,7 +28,11 @@ def config_of(env: str, **changes: Any) -> Any:
 
 def center_of(config: Any, spec: Any) -> Array:
     torch.manual_seed(0)
-    return params.flatten(config.algorithm.network(spec)).detach().numpy().copy()
+    net = config.algorithm.network(spec)
+    if net.norm is not None:
+        net.norm.mean.normal_(0, 0.3)
+        net.norm.variance.uniform_(0.001, 3)
+    return params.flatten(net).detach().numpy().copy()
 
 
 KINDS: list[tuple[str, dict[str, Any]]] = [

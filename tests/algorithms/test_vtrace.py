@@ -355,7 +355,7 @@ def encoded(net: PolicyAndValue, taken: Any) -> torch.Tensor:
     """An action as the network sees it afterwards."""
     of = net.distribution
     if isinstance(of, Gaussian):
-        return torch.from_numpy(np.clip(taken, -1, 1))
+        return torch.from_numpy(np.tanh(taken))  # the actions of these tests have bounds
     out, at = torch.zeros(of.size), 0
     for count, a in zip(of.choices, np.ravel(taken), strict=True):  # type: ignore[attr-defined]
         out[at + int(a)] = 1

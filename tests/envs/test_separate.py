@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from veldt.envs import make_env
 
@@ -50,6 +52,30 @@ def test_it_rests_until_it_is_begun_and_after_its_end() -> None:
     envs.begin(0, 5)
     record = envs.step(np.array([1, 1]))
     assert record["first"].tolist() == [True, True] and not record["last"][0] and (record["obs"][0] != ended).any()
+    envs.close()
+
+
+class Listening(gym.Env[Any, Any]):
+    """Keeps the actions that it gets. Its choices begin at 3."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(4, start=3)
+        self.heard: list[Any] = []
+
+    def reset(self, **options: Any) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.heard.append(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_choices_reach_the_environment_as_python_ints() -> None:
+    envs = make_env(Listening, 2, separate=True)
+    envs.reset(0)
+    envs.step(np.array([0, 3]))
+    heard = [env.unwrapped.heard for env in envs.env.envs]  # type: ignore[attr-defined]
+    assert heard == [[3], [6]] and {type(x) for [x] in heard} == {int}
     envs.close()
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
 
 import veldt
+from veldt import callables
 from veldt.counters import Counters
-from veldt.envs import make_env
+from veldt.envs import has_continuous_actions, make_env
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment import recipes, settings
 from veldt.experiment.config import Config
@@ -72,6 +74,31 @@ def test_r2d3_has_the_sequences_of_its_paper() -> None:
 def test_r2d3_asks_for_demonstrations() -> None:
     with pytest.raises(UserError, match="give their directory with --demos"):
         settings.check(recipes.make("r2d3"))
+
+
+def test_a_recipe_asks_which_actions_a_gymnasium_id_has_and_imports_no_module_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A saved config may name any module, and is read before it is trusted."""
+    for recipe in ("impala", "seed-vtrace"):
+        gammas = [recipes.make(recipe, env).algorithm.gamma for env in ("CartPole-v1", "Pendulum-v1")]  # type: ignore[attr-defined]
+        assert gammas[0] > gammas[1]
+    imported: list[str] = []
+    monkeypatch.setattr(callables, "find", imported.append)
+    monkeypatch.setattr(gym, "make", lambda name, **how: imported.append(name))
+    assert not has_continuous_actions("colossal:Pendulum-v1") and not has_continuous_actions("there.py:Hover")
+    assert not imported
+
+
+def test_an_environment_that_cannot_be_made_has_no_continuous_actions_that_are_known() -> None:
+    def broken() -> Any:
+        raise OSError("no display")
+
+    gym.register("Unmade-v0", entry_point=broken)
+    try:
+        assert not has_continuous_actions("Unmade-v0") and not has_continuous_actions("NotThere-v0")
+    finally:
+        del gym.registry["Unmade-v0"]
 
 
 def test_overrides_by_dotted_name_and_by_nested_dict() -> None:

@@ -82,7 +82,8 @@ def _rows_hash(run: Run, path: Path) -> str:
     """Of the columns alone: the bytes between the fields of a packed record may hold anything."""
     envs = veldt.make_env(run.config.env)
     envs.close()
-    layout = run.config.schema(envs.spec).layout
+    labels = path.name.startswith("labelled")
+    layout = (run.config.learner_schema if labels else run.config.schema)(envs.spec).layout
     digest = hashlib.sha256()
     rows = {name.removeprefix("rows/"): x for name, x in load_file(path).items() if name.startswith("rows/")}
     rows["packed"] = np.ascontiguousarray(rows["packed"]).view(layout.record)

@@ -30,7 +30,8 @@ from veldt.experiment.checkpoint import Checkpoints
 from veldt.experiment.directory import exclusive
 from veldt.experiment.run import Run
 from veldt.experiment.sweep import Spec, read_spec, slug
-from veldt.experiment.trials import Child, Failed, Score, Sweep, bootstrap, estimate, mean_over, number, score, table
+from veldt.experiment.trials import Child, Failed, Score, Sweep, bootstrap, estimate, mean_over, score, table
+from veldt.watching.links import figure
 
 Captured = pytest.CaptureFixture[str]
 
@@ -156,7 +157,7 @@ def test_flags_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_stores_that_fit_alone_but_not_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "available_memory", lambda: 10**9)
+    monkeypatch.setattr("veldt.experiment.sweep.available_memory", lambda: 10**9)
     spec = read_spec(written(tmp_path / "x.yaml", set=SET | {"store.capacity": "0.5GB"}))
     trials = spec.trials(tmp_path)
     Sweep(spec, trials, at_once=1).check_memory()
@@ -575,7 +576,7 @@ def test_the_table_says_how_many_reached_the_goal_and_when_half_of_all_had() -> 
 
 def test_numbers_have_three_digits() -> None:
     values = [0.98765, -0.0123, 12.34, 487.35, 12_345.6, float("inf")]
-    assert [number(x) for x in values] == ["0.988", "-0.0123", "12.3", "487", "12,346", "-"]
+    assert [figure(x) for x in values] == ["0.988", "-0.0123", "12.3", "487", "12,346", "-"]
 
 
 def test_help_shows_a_file(capsys: Captured) -> None:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from oracles import chi_square
 
 from veldt.errors import UserError
-from veldt.learning.distributions import LEAST, MOST, Categories, Gaussian, distribution_for
+from veldt.learning.distributions import FARTHEST, LEAST, MOST, Categories, Gaussian, distribution_for
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, spec
 
@@ -172,7 +172,8 @@ def test_a_gaussian_is_torchs() -> None:
     taken = torch.randn(6, 3, generator=torch.Generator().manual_seed(3))
     one, other = (torch.distributions.Normal(x[:, :3].double(), x[:, 3:].double().exp()) for x in (p, q))
     torch.testing.assert_close(of.log_prob(p, taken), one.log_prob(taken.double()).sum(1).float(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(of.entropy(p), one.entropy().sum(1).float(), rtol=1e-5, atol=1e-5)
+    free = Gaussian(box(-np.inf, np.inf))
+    torch.testing.assert_close(free.entropy(p), one.entropy().sum(1).float(), rtol=1e-5, atol=1e-5)
     kl = torch.distributions.kl_divergence(one, other).sum(1).float()
     torch.testing.assert_close(of.kl(p, q), kl, rtol=1e-4, atol=1e-5)
     assert of.kl(p, p).abs().max() < 1e-6
@@ -186,11 +187,40 @@ def test_a_density_integrates_to_one() -> None:
     assert float(density.sum()) * 16 / 4000 == pytest.approx(1, abs=1e-5)
 
 
-def test_log_deviations_are_kept_in_bounds() -> None:
+@pytest.mark.parametrize("mean", [0.0, 0.4, -1.5])
+@pytest.mark.parametrize("log_std", [-3.0, -0.5, 0.0, 0.7])
+def test_the_entropy_is_that_of_the_action(mean: float, log_std: float) -> None:
+    """-E log p(a) of a = tanh(x) in units of half the range, summed over a fine grid of x; so it is at most log 2, that of
+    actions spread evenly over the range, where that of x has no limit."""
+    x = np.linspace(mean - 10 * np.exp(log_std), mean + 10 * np.exp(log_std), 200_001)
+    density = np.exp(-0.5 * ((x - mean) / np.exp(log_std)) ** 2 - log_std) / np.sqrt(2 * np.pi)
+    log_slope = 2 * (np.log(2) - x - np.logaddexp(0, -2 * x))  # of tanh
+    expected = np.sum(density * (log_slope - np.log(np.maximum(density, 1e-300)))) * (x[1] - x[0])
+    assert expected <= np.log(2)
+    parameters = torch.tensor([mean, log_std], requires_grad=True)
+    found = Gaussian(box(-3, 5, (1,))).entropy(parameters)
+    assert found.item() == pytest.approx(expected, abs=0.01)
+    found.backward()
+    assert parameters.grad is not None
+    if log_std > 0:
+        assert parameters.grad[1] < 0, "too wide: most draws are near a bound"
+    if mean:
+        assert parameters.grad[0] * mean < 0, "off the middle"
+
+
+def test_the_entropy_of_far_draws_is_finite() -> None:
+    parameters = torch.tensor([[1e6, MOST], [-1e6, LEAST]], requires_grad=True)
+    found = Gaussian(box(-1, 1, (1,))).entropy(parameters)
+    found.sum().backward()
+    assert found.isfinite().all() and parameters.grad is not None and parameters.grad.isfinite().all()
+
+
+def test_means_and_log_deviations_are_kept_in_bounds() -> None:
     of = Gaussian(box(-1, 1, (2,)))
     raw = torch.tensor([[-70.0, 90.0, -70.0, 90.0], [0.5, -0.5, 0.05, -0.1], [0.0, 0.0, 3.0, -9.0]], requires_grad=True)
     out = of.normalize(raw)
-    assert out[0].tolist() == [-70.0, 90.0, LEAST, MOST]
+    assert out[0].tolist() == [-FARTHEST, FARTHEST, LEAST, MOST]
+    assert Gaussian(box(-1, np.inf, (2,))).normalize(raw)[0].tolist() == [-70.0, 90.0, LEAST, MOST]
     torch.testing.assert_close(out[1], raw[1], rtol=1e-2, atol=0)  # near 0 nothing changes
     out[2].sum().backward()
     assert raw.grad is not None and (raw.grad[2] > 1e-3).all(), "there is a way back"
@@ -198,7 +228,7 @@ def test_log_deviations_are_kept_in_bounds() -> None:
 
 @pytest.mark.parametrize("shape", [(), (2,), (3, 2)])
 def test_bounded_actions_are_drawn_in_units_of_half_their_range(shape: tuple[int, ...]) -> None:
-    """What was drawn is recorded as it is; the action is that in the environment's units, put on the bound beyond it."""
+    """What was drawn is recorded as it is; the action is its tanh in the environment's units."""
     of, n = Gaussian(box(-3, 5, shape)), 20_000
     width = int(np.prod(shape))
     assert (of.encoded, of.size, of.taken) == (width, 2 * width, "drawn")
@@ -211,8 +241,8 @@ def test_bounded_actions_are_drawn_in_units_of_half_their_range(shape: tuple[int
     assert out["action"].dtype == drawn.dtype == np.float32
     np.testing.assert_allclose(drawn.mean(0), mean, atol=0.05)
     np.testing.assert_allclose(drawn.std(0), np.exp(log_std), rtol=0.03)
-    np.testing.assert_allclose(action, np.clip(1 + 4 * drawn.astype(np.float64), -3, 5), rtol=1e-5, atol=1e-6)
-    assert (abs(drawn) > 1).any() and (action == 5).any() and (action == -3).any()
+    np.testing.assert_allclose(action, 1 + 4 * np.tanh(drawn.astype(np.float64)), rtol=1e-5, atol=1e-6)
+    assert (abs(drawn) > 1).any()
     assert action.min() >= -3 and action.max() <= 5
     assert abs(np.atleast_2d(np.corrcoef(drawn.T)) - np.eye(width)).max() < 0.05, "each on its own"
 
@@ -231,12 +261,13 @@ def test_actions_without_a_range_are_taken_as_drawn(low: float, high: float, exp
 def test_bounds_may_differ_from_one_part_to_the_next() -> None:
     space = spaces.Box(np.array([-1, 10, -np.inf], np.float32), np.array([1, 10.5, np.inf], np.float32))
     of = Gaussian(space)
-    out = of.draw(np.array([[0.5, -1, 7, 0, 0, 0], [2, 3, -7, 0, 0, 0]], np.float32), np.zeros(2), np.random.default_rng(0))
-    assert out["action"].tolist() == [[0.5, 10, 7], [1, 10.5, -7]]
+    means = np.array([[0.5, -50, 7, 0, 0, 0], [50, 0, -7, 0, 0, 0]], np.float32)
+    out = of.draw(means, np.zeros(2), np.random.default_rng(0))
+    np.testing.assert_allclose(out["action"], [[np.tanh(0.5), 10, 7], [1, 10.25, -7]], rtol=1e-6)
     assert all(space.contains(action) for action in out["action"])
     wide = spaces.Box(np.float32(-3e38), np.float32(3e38), (2,))
-    out = Gaussian(wide).draw(np.array([[0.5, -1, 0, 0]], np.float32), np.zeros(1), np.random.default_rng(0))
-    np.testing.assert_allclose(out["action"], [[1.5e38, -3e38]], rtol=1e-6)  # a range that no float32 could hold
+    out = Gaussian(wide).draw(np.array([[0.0, -50, 0, 0]], np.float32), np.zeros(1), np.random.default_rng(0))
+    np.testing.assert_allclose(out["action"], [[0, -3e38]], rtol=1e-6)  # a range that no float32 could hold
 
 
 def test_a_gaussian_that_does_not_explore_takes_the_mean() -> None:
@@ -251,7 +282,9 @@ def test_a_gaussian_that_does_not_explore_takes_the_mean() -> None:
 
 def test_what_was_drawn_is_encoded_within_bounds() -> None:
     of = Gaussian(box(-3, 5))
-    assert of.encode(torch.tensor([[0.25, -7.0, 1.5]])).tolist() == [[0.25, -1.0, 1.0]]
+    torch.testing.assert_close(of.encode(torch.tensor([[0.25, -70.0, 1.5]])), torch.tensor([[0.25, -70.0, 1.5]]).tanh())
+    free = Gaussian(box(-np.inf, np.inf))
+    assert free.encode(torch.tensor([[0.25, -7.0, 1.5]])).tolist() == [[0.25, -1.0, 1.0]]
 
 
 # Which for what

@@ -310,6 +310,13 @@ def test_continuous_and_many_discrete_actions_and_dict_observations(tmp_path: Pa
     assert run.metrics[-1]["learner_steps"] > 10 and run.metrics[-1]["skipped_updates"] == 0
 
 
+@pytest.mark.long
+def test_it_learns_pendulum_with_default_flags(tmp_path: Path) -> None:
+    """The same as a coin between full torque left and right, with actions that are clipped: below -800."""
+    run = veldt.train("impala", env="Pendulum-v1", run=tmp_path / "r", quiet=True, runtime="inline", seed=1)
+    assert run.evaluate(20).mean_return > -250
+
+
 class Choices(Chain):
     """A Chain that is walked by the second of two choices."""
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from veldt.acting.population import Population
 from veldt.algorithms.es import ES
+from veldt.compiled import njit
 from veldt.counters import Counters
 from veldt.envs import Envs
 from veldt.learning.evolution import (
@@ -105,7 +106,8 @@ class Worker:
         self._todo = self._episodes() if self.number >= 0 else iter(())
         self._episode = [Episode(0, 0)] * lanes
         self._done: dict[int, dict[int, Outcome]] = {}  # of pairs with one episode that ended, by its sign
-        self._active, self._started, self._observing = np.zeros((3, lanes), np.bool_)  # started: it has its first record
+        # started: it has its first record; ended: with the last step
+        self._active, self._started, self._observing, self._ended = np.zeros((4, lanes), np.bool_)
         self._returns, self._steps = np.zeros(lanes), np.zeros_like(self._steps)
         self._limit = np.zeros(lanes, np.int64)
         size = 0 if self.population.net.norm is None else len(self.population.net.norm.mean)
@@ -126,7 +128,7 @@ class Worker:
 
     def _begin_episodes(self) -> None:
         """In lanes that have none."""
-        if not self._left:
+        if not self._left or self._active.all():
             return
         for lane in np.flatnonzero(~self._active):
             episode = next(self._todo, None)
@@ -156,25 +158,17 @@ class Worker:
         """Adds what the last actions were chosen from, in episodes that have begun."""
         x = self.population.seen
         assert x is not None
-        lanes = self._observing & self._started
-        wide = x[lanes].astype(np.float64)
-        size = wide.shape[1]
-        self._sums[lanes, 0] += 1
-        self._sums[lanes, 1 : 1 + size] += wide
-        self._sums[lanes, 1 + size :] += wide * wide
+        _add(self._observing, self._started, np.ascontiguousarray(x), self._sums)
 
     def _account(self, record: Tree) -> None:
         """An episode's first record comes with the step that resets its environment; no action was applied there."""
-        applied = self._started.copy()
-        self._started |= self._active & record["first"]
-        self._returns[applied] += record["reward"][applied]
-        self._steps += applied
+        columns = record["reward"], record["first"], record["last"]
+        ends = _account(self._active, self._started, *columns, self._returns, self._steps, self._limit, self._ended)
         if self.envs.bad > self._bad:
             self.counters.add("bad_observations", self.envs.bad - self._bad)
             self._bad = self.envs.bad
-        ended = applied & (record["last"] | (self._steps >= self._limit))
-        if ended.any():
-            for lane in np.flatnonzero(ended):
+        if ends:
+            for lane in np.flatnonzero(self._ended):
                 self._end_episode(int(lane))
 
     def _end_episode(self, lane: int) -> None:
@@ -204,6 +198,45 @@ class Worker:
 
     def close(self) -> None:
         self.envs.close()
+
+
+@njit("b1(b1[::1], b1[::1], f4[::1], b1[::1], b1[::1], f8[::1], i8[::1], i8[::1], b1[::1])")
+def _account(
+    active: Array,
+    started: Array,
+    reward: Array,
+    first: Array,
+    last: Array,
+    returns: Array,
+    steps: Array,
+    limit: Array,
+    ended: Array,
+) -> bool:
+    """Adds a step to the episodes that have begun. Fills in which of them ended with it, and returns whether any did."""
+    some = False
+    for lane in range(len(active)):
+        ended[lane] = False
+        if started[lane]:
+            returns[lane] += reward[lane]
+            steps[lane] += 1
+            ended[lane] = last[lane] or steps[lane] >= limit[lane]
+            some |= ended[lane]
+        elif active[lane] and first[lane]:
+            started[lane] = True
+    return some
+
+
+@njit("void(b1[::1], b1[::1], f4[:,::1], f8[:,::1])")
+def _add(observing: Array, started: Array, x: Array, sums: Array) -> None:
+    """Adds x [lanes, D] to the count, the sums and the sums of squares of each lane."""
+    size = x.shape[1]
+    for lane in range(len(x)):
+        if observing[lane] and started[lane]:
+            sums[lane, 0] += 1
+            for j in range(size):
+                wide = np.float64(x[lane, j])
+                sums[lane, 1 + j] += wide
+                sums[lane, 1 + size + j] += wide * wide
 
 
 class LaneRandom:

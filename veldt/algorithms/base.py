@@ -158,8 +158,8 @@ class Observer(Algorithm):
     stacked: tuple[str, ...] = ()
     """Keys of a Dict observation to stack (default: all)."""
     normalize_obs: bool = False
-    """Bring elements of float vectors that are very large or very small to an ordinary size (nets/normalize.py). apex-dpg:
-    all elements to mean 0 and deviation 1, by the running statistics of the observations in the training batches."""
+    """Bring elements of float vectors that are very large or very small to an ordinary size (nets/normalize.py). apex-dpg,
+    qt-opt: all elements to mean 0 and deviation 1, by the running statistics of the observations in training batches."""
 
     def check(self, env: EnvSpec) -> None:
         bounds.check(self, "algorithm.")

@@ -13,8 +13,7 @@ from veldt.bench.peers import NEVER, PEERS, WholeRuns, bare, measure, run_json, 
 from veldt.bench.timing import calls_per_second, machine, take_turns
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
-from veldt.program import Program
-from veldt.topologies import apex
+from veldt.topologies import make_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +41,7 @@ class ApexBench(WholeRuns):
     def _ours(self, seed: int) -> dict[str, float]:
         """Without a limiter: neither actors nor learner wait for each other."""
         config = bench_config(self.actors, self.envs, seed)
-        program = Program()
-        apex(program, config, config.envs().spec)
-        rates = measure(program, self.seconds, ("env_steps", "learner_steps"))
+        rates = measure(make_program(config, config.env_spec()), self.seconds, ("env_steps", "learner_steps"))
         return {
             "env_steps_per_s": rates["env_steps"],
             "samples_per_s": config.learner.batch * rates["learner_steps"],
@@ -90,6 +87,7 @@ def bench_config(actors: int, envs: int, seed: int) -> Config:
     settings: dict[str, Any] = {
         "actors": actors,
         "envs_per_actor": envs,
+        "inference": "local",
         "algorithm.n": 3,
         "learner.anneal": False,
         "store.samples_per_insert": 0.0,

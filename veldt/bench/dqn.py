@@ -9,9 +9,8 @@ import torch
 from veldt.bench.timing import machine, take_turns
 from veldt.errors import UserError
 from veldt.experiment import recipes
-from veldt.program import Program
 from veldt.runtime import Inline
-from veldt.topologies import single
+from veldt.topologies import make_program
 
 HIDDEN, BATCH, START, LR, TARGET = (64, 64), 64, 1_000, 1e-3, 250
 
@@ -60,11 +59,9 @@ class DqnBench:
             "eval.every": 0,
         }
         config = recipes.make("dqn", "CartPole-v1", steps=self.steps, seed=seed, **settings)
-        program = Program()
-        single(program, config, config.envs().spec)
         began: list[tuple[float, int, int]] = []
 
-        with Inline().start(program) as nodes:
+        with Inline().start(make_program(config, config.env_spec())) as nodes:
             while (steps := nodes.count("env_steps")) < self.steps:
                 if not began and steps >= 2 * START:
                     began.append((time.perf_counter(), steps, nodes.count("learner_steps")))

@@ -15,8 +15,7 @@ from veldt.bench.timing import calls_per_second, machine, take_turns
 from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.machine import core_count
-from veldt.program import Program
-from veldt.topologies import apex
+from veldt.topologies import make_program
 
 EVAL_EVERY = 20_000
 
@@ -46,9 +45,8 @@ class ImpalaBench(WholeRuns):
 
     def _ours(self, seed: int) -> dict[str, float]:
         config = bench_config(self.actors, self.envs, seed)
-        program = Program()
-        apex(program, config, config.envs().spec)
-        rates = measure(program, self.seconds, ("env_steps", "episodes", "learner_steps"), ("policy_lag",))
+        counters = ("env_steps", "episodes", "learner_steps")
+        rates = measure(make_program(config, config.env_spec()), self.seconds, counters, ("policy_lag",))
         # An unroll has a row for each step, and one for the end of each episode, which does not train.
         rows, acted = rates["env_steps"] + rates["episodes"], rates["env_steps"]
         learned = rates["learner_steps"] * config.learner.batch * config.algorithm.unroll

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import tyro
 
+from veldt.cli.sweep import command_of
 from veldt.errors import UserError
 from veldt.experiment.directory import exclusive
 from veldt.experiment.populations.crew import Processes
@@ -79,7 +80,8 @@ def run(argv: list[str]) -> int:
         scheduler.run()
         if scheduler.interrupted:
             done = sum(member.quantum for member in scheduler.population.members)
-            print(f"Stopped with {done} of {spec.size * spec.quanta} quanta done. Continue with: {_command(args)}")
+            again = command_of("pbt", args, "dir", "at_once", "copy_store", "trust")
+            print(f"Stopped with {done} of {spec.size * spec.quanta} quanta done. Continue with: {again}")
             raise Interrupted(scheduler.interrupted, directory)
         return report(spec, scheduler, directory)
 
@@ -102,12 +104,3 @@ def report(spec: Spec, scheduler: Scheduler, directory: Path) -> int:
     run = shlex.quote(str(directory / f"member-{best.index}"))
     print(f"Its history: {directory / IMAGE}. Evaluate it with: veldt eval {run}")
     return 0
-
-
-def _command(args: Flags) -> str:
-    words = ["veldt", "pbt", str(args.file)]
-    words += ["--dir", str(args.dir)] if args.dir else []
-    words += ["--at-once", str(args.at_once)] if args.at_once else []
-    words += ["--copy-store"] if args.copy_store else []
-    words += ["--trust"] if args.trust else []
-    return shlex.join(words)

@@ -19,6 +19,7 @@ run), grid (all combinations, as in grid: {learner.lr: [1e-3, 1e-4]}).
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 import yaml
@@ -31,6 +32,8 @@ from veldt.experiment.sweep import Spec, Trial, read_spec, slug
 from veldt.experiment.trials import Sweep, scores, table
 from veldt.files import replace_text
 from veldt.watching.plot import Curve, draw
+
+WHOLE = ("dir", "at_once", "trust")  # flags of the whole sweep
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,13 @@ def run(argv: list[str]) -> int:
     directory = args.dir or Path("sweeps") / slug(spec.name)
     trials = spec.trials(directory)
     chosen = _chosen(spec, args.only)
+    whole, again = command_of("sweep", args, *WHOLE), command_of("sweep", args, *WHOLE, "only")
     for trial in trials:
         trial.check()
     if args.table:
         if not directory.is_dir():
             raise UserError(f"There is no {directory} yet; leave out --table to start the runs.")
-        report(spec, trials, directory, _command(args))
+        report(spec, trials, directory, whole)
         return 0
     sweep = Sweep(spec, [trial for trial in trials if trial.setting in chosen], args.at_once or spec.at_once)
     sweep.check_memory()
@@ -70,13 +74,13 @@ def run(argv: list[str]) -> int:
         replace_text(directory / "sweep.yaml", yaml.safe_dump({**spec.plain, "at_once": sweep.at_once}, sort_keys=False))
         sweep.run()
         if sweep.interrupted:
-            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Resume with: {_command(args, again=True)}")
+            print(f"Stopped with {sweep.done} of {sweep.total} runs finished. Resume with: {again}")
             raise Interrupted(sweep.interrupted, directory)
-        report(spec, trials, directory, _command(args))
+        report(spec, trials, directory, whole)
     for failed in sweep.failed:
         print(f"\n{failed}")
     if sweep.failed:
-        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. Retry with: {_command(args, again=True)}")
+        print(f"\n{len(sweep.failed)} of {sweep.total} runs failed. Retry with: {again}")
     return 1 if sweep.failed else 0
 
 
@@ -107,11 +111,11 @@ def _chosen(spec: Spec, only: tuple[str, ...]) -> set[str]:
     return {known[name] for name in only or names}
 
 
-def _command(args: Flags, again: bool = False) -> str:
-    """The command that makes the whole sweep; `again`: with --only as it was given."""
-    words = ["veldt", "sweep", str(args.file)]
-    words += ["--dir", str(args.dir)] if args.dir else []
-    words += ["--at-once", str(args.at_once)] if args.at_once else []
-    words += ["--trust"] if args.trust else []
-    words += ["--only", *args.only] if again and args.only else []
+def command_of(verb: str, args: Any, *flags: str) -> str:
+    """The command that goes on with this file and these flags, as far as they were given."""
+    words = ["veldt", verb, str(args.file)]
+    for name in flags:
+        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        values = value if isinstance(value, tuple) else () if value is True else (value,)
+        words += [flag, *map(str, values)] if value else []
     return shlex.join(words)

@@ -17,13 +17,13 @@ Example: veldt tune examples/studies/acrobot.yaml
 Other keys: name, seed, set, at_once, episodes, timeout_s: docs/populations.md.
 """
 
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 import yaml
 
+from veldt.cli.sweep import command_of
 from veldt.errors import UserError
 from veldt.experiment.directory import exclusive
 from veldt.experiment.populations.scheduler import check_same
@@ -31,8 +31,8 @@ from veldt.experiment.populations.study import read_study
 from veldt.experiment.populations.tuning import Tuner, best_command, optuna
 from veldt.experiment.session import Interrupted
 from veldt.experiment.sweep import slug
-from veldt.experiment.trials import number
 from veldt.files import replace_text
+from veldt.watching.links import figure
 
 FILE = "study.yaml"
 MAY_DIFFER = ("name", "at_once", "timeout_s", "trials")
@@ -68,7 +68,8 @@ def run(argv: list[str]) -> int:
         tuner.check_memory()
         tuner.run()
         if tuner.interrupted:
-            print(f"Stopped with {tuner.done} of {spec.trials} trials done. Continue with: {_command(args)}")
+            again = command_of("tune", args, "dir", "at_once", "trials", "trust")
+            print(f"Stopped with {tuner.done} of {spec.trials} trials done. Continue with: {again}")
             raise Interrupted(tuner.interrupted, directory)
     for failed in tuner.failed:
         print(f"\n{failed}")
@@ -76,15 +77,6 @@ def run(argv: list[str]) -> int:
         print("No trial was completed.")
         return 1
     trial, score, tuned = best
-    print(f"Best: trial {trial}, return {number(score)} ({spec.episodes} episodes). Try other seeds before you quote it:")
+    print(f"Best: trial {trial}, return {figure(score)} ({spec.episodes} episodes). Try other seeds before you quote it:")
     print(best_command(spec, tuned))
     return 0
-
-
-def _command(args: Flags) -> str:
-    words = ["veldt", "tune", str(args.file)]
-    words += ["--dir", str(args.dir)] if args.dir else []
-    words += ["--at-once", str(args.at_once)] if args.at_once else []
-    words += ["--trials", str(args.trials)] if args.trials else []
-    words += ["--trust"] if args.trust else []
-    return shlex.join(words)

@@ -7,15 +7,17 @@
     atari.py    Atari and the protocols of the papers
     small.py    small environments with known optima
     recall.py   environments that need a recurrent network
+    reaching.py environments with continuous actions: two goals, grasping from pixels
 
 May import records and Gymnasium; no torch.
 """
 
+from veldt.envs import reaching as reaching  # registers the built-in environments
 from veldt.envs import recall as recall  # registers the built-in environments
 from veldt.envs import small as small  # registers the built-in environments
-from veldt.envs.find import is_atari
+from veldt.envs.find import has_continuous_actions, is_atari
 from veldt.envs.make import EnvLike, make_env
 from veldt.envs.vector import Envs
 from veldt.errors import EnvError
 
-__all__ = ["EnvError", "EnvLike", "Envs", "is_atari", "make_env"]
+__all__ = ["EnvError", "EnvLike", "Envs", "has_continuous_actions", "is_atari", "make_env"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 
 from veldt import callables
 from veldt.compiled import LIGHT
@@ -54,6 +55,22 @@ FAMILIES = (
 
 def is_atari(env: str) -> bool:
     return env.rpartition(":")[2].startswith("ALE/")
+
+
+def has_continuous_actions(env: str) -> bool:
+    """Whether a Gymnasium id has Box actions of floats. False where that is not known: if it cannot be made, and for
+    `module:...`, which is not imported to find out."""
+    if ":" in env or is_atari(env):
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            find(env)
+            with contextlib.closing(gym.make(env, disable_env_checker=True)) as made:
+                space = made.action_space
+    except Exception:  # of any kind; whoever makes it to use it reports that
+        return False
+    return isinstance(space, gym.spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
 
 
 def find(env: str) -> Factory | None:

@@ -93,8 +93,8 @@ class EvalConfig:
     episodes: Annotated[int, above(0)] = 10
     """Greedy episodes in one evaluation."""
     epsilon: Annotated[float, between(0, 1)] = 0.0
-    """Fraction of random actions. apex-dpg: standard deviation of the noise. impala: fraction of the actions that are
-    sampled from the policy instead of being the most likely one."""
+    """Fraction of random actions. apex-dpg, qt-opt: standard deviation of the noise. impala: fraction of the actions that
+    are sampled from the policy instead of being the most likely one."""
     max_length: Annotated[int, above(0)] = 27_000
     """Steps after which an evaluation cuts an episode off (the default is 108K Atari frames)."""
 
@@ -262,6 +262,20 @@ class Config:
         if self.actor.block % window.stride:
             raise UserError(f"actor.block ({self.actor.block}) must be a multiple of algorithm.stride ({window.stride}).")
         return Schema(rows, window, self.actor.block or window.stride, self.algorithm.state(env))
+
+    def learner_schema(self, env: EnvSpec) -> Schema:
+        """Of what the learner samples."""
+        return self.schema(env)
+
+    @property
+    def sample_size(self) -> int:
+        """Items of one sample of the store."""
+        return int(self.learner.batch * self.learner.prefetch)
+
+    @property
+    def samples_per_step(self) -> float:
+        """How often the learner learns from each env step; 0: no limit."""
+        return self.store.samples_per_insert
 
     @property
     def refresh(self) -> int:

@@ -267,6 +267,35 @@ ES = Paper(
     },
 )
 
+ROBOTS = "tuned here, for a small task: the paper's needs millions of updates"
+QT_OPT = Paper(
+    "Kalashnikov et al., QT-Opt: scalable deep reinforcement learning for vision-based robotic manipulation, 2018",
+    "the text, as we remember it",
+    dotted(
+        updaters=1_000,
+        actors=7,
+        envs_per_actor=1,
+        algorithm=dict(gamma=0.9, n=1, rounds=2, samples=64, elites=6, objective="cross-entropy"),
+        targets=dict(average=0.9999, lag=6_000),
+        learner=dict(batch=32, optimizer="sgd", lr=1e-4),
+        store=dict(samples_per_insert="not enforced"),
+        labels=dict(samples_per_label="not enforced"),
+    ),
+    why={
+        **MANY_ACTORS,
+        "updaters": "for one machine; --updaters changes it",
+        **dict.fromkeys(("targets.average", "targets.lag"), ROBOTS),
+        **dict.fromkeys(("learner.batch", "learner.optimizer", "learner.lr"), ROBOTS),
+        **dict.fromkeys(
+            ("store.samples_per_insert", "labels.samples_per_label"), "0 frees them, and a run can be repeated"
+        ),
+    },
+    departures=(
+        "one trainer, where the paper has ten",
+        "the network is small and sees a camera image of 48 x 48",
+    ),
+)
+
 PAPERS = {
     "dqn": DQN,
     "apex-dqn": ONE_MACHINE,
@@ -280,4 +309,5 @@ PAPERS = {
     **dict.fromkeys(("async-q", "async-nstep-q", "async-sarsa"), ASYNC_Q),
     "gorila": GORILA,
     "es": ES,
+    "qt-opt": QT_OPT,
 }

@@ -97,7 +97,7 @@ def prepare(config: Config, new: bool = True) -> Prepared:
     if any(issubclass(node.node_class, Learner) for node in program.nodes.values()):
         if config.learner.bfloat16:
             use_bfloat16(net)
-        activations = activation_bytes(config.algorithm, net, config.schema(env), config.learner.batch)
+        activations = activation_bytes(config.algorithm, net, config.learner_schema(env), config.learner.batch)
     store, ram = plan_ram(config, env, program, parameters, activations)
     gpu = plan_gpu(config, env, program, parameters, activations, store)
     return Prepared(config, env, net, parameters, program, declarations, store, ram, gpu, initial, activations)
@@ -137,7 +137,7 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     learners, shards = count_role(program, "learner"), count_role(program, "shard")
     rest = 0
     if learners:
-        rest += learners * (_samples(config, schema) + (0 if is_gpu(config.learner_device) else activations))
+        rest += learners * (_samples(config, env) + (0 if is_gpu(config.learner_device) else activations))
     rest += 4 * NETWORK_COPIES * parameters * max(1, learners + bool(shards))
     rest += LIBRARIES + stores * demos_size(config, schema).nbytes + CUDA * _cuda_processes(config, program)
     rest += sum(array.nbytes for array in program.arrays.values()) + sum(node.ram for node in program.nodes.values())
@@ -151,15 +151,17 @@ def plan_ram(config: Config, env: EnvSpec, program: Program, parameters: int, ac
 
 
 def count_stores(program: Program) -> int:
-    return sum(node.has(BLOCK_MEMORY) for node in program.nodes.values())
+    """Those of the run's own steps; what others take is in their `ram`."""
+    return sum(node.has(BLOCK_MEMORY) and not node.ram for node in program.nodes.values())
 
 
 def count_role(program: Program, role: str) -> int:
     return sum(node.role == role for node in program.nodes.values())
 
 
-def _samples(config: Config, schema: Schema) -> int:
+def _samples(config: Config, env: EnvSpec) -> int:
     """Bytes of two samples of windows."""
+    schema = config.learner_schema(env)
     window = schema.window.rows * schema.layout.nbytes + schema.start_layout.nbytes
     return int(2 * config.learner.batch * config.learner.prefetch * window)
 
@@ -171,7 +173,7 @@ def plan_gpu(config: Config, env: EnvSpec, program: Program, parameters: int, ac
     learners = count_role(program, "learner")
     if learners and is_gpu(config.learner_device):
         blocks = 0 if config.store.device == "cpu" else store.nbytes + demos_size(config, config.schema(env)).nbytes
-        nbytes += learners * (4 * GPU_COPIES * parameters + activations + _samples(config, config.schema(env))) + blocks
+        nbytes += learners * (4 * GPU_COPIES * parameters + activations + _samples(config, env)) + blocks
     if "inference" in program.nodes and is_gpu(config.inference_device):
         nbytes += 4 * parameters
     return nbytes
@@ -337,10 +339,10 @@ def _rate(config: Config) -> str:
     store, batch = config.store, config.learner.batch
     if store.selector == "fifo":
         return f"each used once, in updates of {batch}"
-    if not store.samples_per_insert:
+    if not config.samples_per_step:
         return f"updates of {batch} without a limit"
     most = "" if store.actors_wait else "at most "
-    rate = store.samples_per_insert / batch / config.algorithm.window.stride
+    rate = config.samples_per_step / batch / config.algorithm.window.stride
     return f"{most}{rate:.3g} updates of {batch} per env step"
 
 

@@ -12,11 +12,13 @@ from veldt.experiment.recipes import RECIPES, make
 from veldt.experiment.settings import flat, without_effect
 
 PIXELS = {"Atari": "ALE/Pong-v5", "MinAtar": "MinAtar/Breakout-v1", "other": "CartPole-v1"}
+CONTINUOUS = PIXELS | {"continuous actions": "Pendulum-v1"}
+GRASPING = {"Grasp": "veldt/Grasp-v0", "TwoGoals": "veldt/TwoGoals-v0", "other": "Pendulum-v1"}
 VECTORS = {"MuJoCo": "HalfCheetah-v5", "other": "Pendulum-v1"}
 LEFT_OUT = ("recipe", "env", "seed")
 # Values that depend on the machine, of the first column.
 OF_THE_MACHINE = {("dqn", "threads"): "cores, at most 8", ("apex-dqn", "inference"): "central with a GPU"} | {
-    (recipe, "actors"): "cores - 1" for recipe in RECIPES if recipe not in ("dqn", "apex-dpg")
+    (recipe, "actors"): "cores - 1" for recipe in RECIPES if recipe not in ("dqn", "apex-dpg", "qt-opt")
 }
 OF_THE_MACHINE |= {(recipe, "workers"): "cores" for recipe in RECIPES}
 OF_THE_MACHINE |= {
@@ -27,7 +29,8 @@ OF_THE_MACHINE |= {
 
 def variants(recipe: str) -> dict[str, str]:
     """The columns of a page, and the environment that stands for each; the paper's numbers are the first's."""
-    return VECTORS if recipe == "apex-dpg" else PIXELS
+    others = {"apex-dpg": VECTORS, "qt-opt": GRASPING, "impala": CONTINUOUS, "seed-vtrace": CONTINUOUS}
+    return others.get(recipe, PIXELS)
 
 
 def page(recipe: str) -> str:

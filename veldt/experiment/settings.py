@@ -74,7 +74,8 @@ def _typed(name: str, value: Any, like: Any) -> Any:
     elif isinstance(like, int) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         return int(value)
     elif isinstance(like, tuple) and isinstance(value, list | tuple):
-        if all(type(part) is (type(like[0]) if like else str) for part in value):
+        kinds = {type(part) for part in value}
+        if kinds <= ({type(like[0])} if like else {str}) or (not like and kinds == {int}):  # an empty one may be of both
             return tuple(value)
     elif isinstance(like, str) and isinstance(value, str | int | Path):
         return str(value)
@@ -136,12 +137,26 @@ def _problems(config: Config) -> Iterator[str]:
             f"{config.recipe} acts and learns in bundles on one host: it has no central inference, no gRPC and no actors "
             "that join; use apex-dqn for these."
         )
+    if config.topology == "qt-opt":
+        yield from _qt_opt_problems(config)
     if config.stop_after:
         seconds(config.stop_after)
     if config.stop_return < math.inf and not config.eval.every:
         yield "stop_return needs evaluations, but eval.every is 0."
     if config.protocol and not is_atari(config.env):
         yield f"protocol {config.protocol!r} is for Atari (ALE/...), not for {config.env}."
+
+
+def _qt_opt_problems(config: Any) -> Iterator[str]:
+    if config.inference == "central":
+        yield f"{config.recipe} computes actions in each actor: use --inference local."
+    if config.store.selector != "uniform":
+        yield f"{config.recipe} labels what it draws uniformly: use --store.selector uniform."
+    if config.offline_updates and not (config.demos and config.store.samples_per_insert):
+        yield "offline_updates needs logged data (--demos DIRECTORY) and store.samples_per_insert above 0."
+    held = 2 * config.own_actors * config.envs_per_actor * config.actor.block
+    if config.offline_updates and config.steps < held:
+        yield f"offline_updates needs steps of at least {held:,}: that many are taken before actors wait for the updates."
 
 
 def _workers(config: Config) -> bool:
@@ -241,6 +256,11 @@ SCOPES = (
     ),
     Scope(("learner.trim_every",), lambda c: c.store.slack > 0, "--store.slack above 0"),
     Scope(("learner.target_every",), lambda c: bool(c.algorithm.uses_target), "an algorithm with a target network"),
+    Scope(("demo_ratio",), lambda c: c.topology != "qt-opt", "a recipe other than qt-opt, which has --on-policy"),
+    Scope(
+        ("on_policy", "on_policy_end", "on_policy_steps", "offline_updates"), lambda c: bool(c.demos), "--demos DIRECTORY"
+    ),
+    Scope(("learner.graph",), lambda c: c.topology != "qt-opt", "a recipe other than qt-opt"),
     Scope(("demo_ratio",), lambda c: bool(c.demos) or c.recipe == "r2d3", "--demos DIRECTORY"),
     Scope(
         ("store.alpha", "store.beta", "store.beta_end", "store.first_priorities", "store.evict"),

@@ -33,9 +33,10 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -49,6 +50,7 @@ from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml, requir
 from veldt.experiment.prepare import check_device
 from veldt.experiment.settings import check, refuse_without_effect
 from veldt.foreign import YamlLoader, named
+from veldt.machine import available_memory, format_bytes
 from veldt.topologies.stores import store_size
 
 KEYS = ("name", "recipe", "env", "seeds", "at_once", "episodes", "reach", "timeout_s", "set", "settings", "grid")
@@ -56,6 +58,8 @@ FILES = ("sweep.yaml", "table.md", "curves.png")  # beside the directories of th
 MAY_DIFFER = MAY_CHANGE - {"steps", "eval.episodes"}  # settings in which a run may differ from the file
 TIMEOUT_S = 86_400.0
 LONGEST = 100  # characters of a directory's name
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -138,37 +142,53 @@ class Loader(YamlLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_keys(path: Path, keys: Sequence[str], needs: str, make: Callable[[dict[str, Any]], Made]) -> Made:
+    """What `make` makes of a YAML file with some of these keys; without a name it has the file's. Errors name the file."""
+    values = read_yaml(named(path), Loader)
+    try:
+        if not isinstance(values, dict):
+            raise UserError(needs)
+        for key in values:
+            if key not in keys:
+                raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), keys, keys)}")
+        name = str(values.get("name", path.stem))
+        if not slug(name):
+            raise UserError(f"name {name!r} must have a letter or a digit.")
+        return make({**values, "name": name})
+    except UserError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
 def read_spec(path: Path, trust: bool = False) -> Spec:
     """Reads and checks a sweep's file: builds all configs, and makes and closes their environments.
 
     `trust`: the environments may be code.
     """
-    values = read_yaml(named(path), Loader)
-    try:
-        return _spec(values, path.stem, trust)
-    except UserError as error:
-        raise type(error)(f"{path}: {error}") from None
+    return read_keys(path, KEYS, "A sweep's file must hold keys, such as recipe, env and seeds.", lambda x: _spec(x, trust))
 
 
-def _spec(values: Any, stem: str, trust: bool) -> Spec:
-    if not isinstance(values, dict):
-        raise UserError("A sweep's file must hold keys, such as recipe, env and seeds.")
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), KEYS, KEYS)}")
-    name, seeds, reach = str(values.get("name", stem)), _read_seeds(values.get("seeds")), values.get("reach")
-    if not slug(name):
-        raise UserError(f"name {name!r} must have a letter or a digit.")
+def _spec(values: dict[str, Any], trust: bool) -> Spec:
+    seeds, reach = _read_seeds(values.get("seeds")), values.get("reach")
     return Spec(
-        name,
+        values["name"],
         _read_settings(values, trust),
         seeds,
         at_once=int(read_number("at_once", values.get("at_once", 1), whole=True)),
         episodes=int(read_number("episodes", values.get("episodes", 20), whole=True)),
         reach=None if reach is None else read_number("reach", reach, positive=False),
         timeout_s=read_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
-        plain={**values, "name": name, "seeds": list(seeds)},
+        plain={**values, "seeds": list(seeds)},
     )
+
+
+def check_stores(needed: int, n: int, what: str, flag: str = "at_once") -> None:
+    """Raises a UserError if the stores of n runs at once do not fit in memory."""
+    available = available_memory()
+    if needed > 0.9 * available:
+        raise UserError(
+            f"The stores of {n} {what} at once need {format_bytes(needed)}, but {format_bytes(available)} of memory is "
+            f"free; lower {flag} or store.capacity."
+        )
 
 
 def read_number(name: str, value: Any, positive: bool = True, whole: bool = False) -> float:

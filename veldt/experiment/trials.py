@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from veldt.errors import UserError
 from veldt.experiment.directory import asks
 from veldt.experiment.settings import as_plain
-from veldt.experiment.sweep import Spec, Trial
+from veldt.experiment.sweep import Spec, Trial, check_stores
 from veldt.files import replace_text
 from veldt.foreign import regular
-from veldt.machine import available_memory, format_bytes
 from veldt.runtime.local.zygote import interpreter
 from veldt.signals import interruptible
-from veldt.watching.links import amount, format_seconds
+from veldt.watching.links import amount, figure, format_seconds
 from veldt.watching.sinks import evaluations, read_metrics
 
 STOP_S = 60.0  # for a last checkpoint, before a run that should stop is killed
@@ -134,12 +132,8 @@ class Sweep:
         self.interrupted = 0  # signal number
 
     def check_memory(self) -> None:
-        needed, available = sum(sorted(trial.nbytes for trial in self.waiting)[-self.at_once :]), available_memory()
-        if needed > 0.9 * available:
-            raise UserError(
-                f"The stores of {self.at_once} runs at once need {format_bytes(needed)}, but {format_bytes(available)} of "
-                "memory is free; lower --at-once or store.capacity."
-            )
+        needed = sum(sorted(trial.nbytes for trial in self.waiting)[-self.at_once :])
+        check_stores(needed, self.at_once, "runs", "--at-once")
 
     def run(self) -> None:
         if self.waiting:
@@ -177,7 +171,7 @@ class Sweep:
                 continue
             self.done += 1
             self.took.append(child.age)
-            score = f"{child.trial.name}: greedy {number(outcome['mean_return'])} after {child.age:.0f} s"
+            score = f"{child.trial.name}: greedy {figure(outcome['mean_return'])} after {child.age:.0f} s"
             left = f"; about {format_seconds(self._left())} left" if self.waiting or self.running else ""
             print(f"{self.done}/{self.total} {score}{left}", flush=True)
 
@@ -275,9 +269,9 @@ def _row(spec: Spec, there: list[Score]) -> list[str]:
     row = [seeds, estimate([s.greedy for s in there]), estimate([s.area for s in there if s.area is not None])]
     if spec.reach is not None:
         reached = [s.reached for s in there if s.reached is not None]
-        row.append(f"{number(_median([at[0] for at in reached], len(there)))} ({len(reached)} of {len(there)})")
-        row.append(number(_median([at[1] for at in reached], len(there))))
-    return [*row, number(statistics.fmean(s.seconds for s in there)) if there else "-"]
+        row.append(f"{figure(_median([at[0] for at in reached], len(there)))} ({len(reached)} of {len(there)})")
+        row.append(figure(_median([at[1] for at in reached], len(there))))
+    return [*row, figure(statistics.fmean(s.seconds for s in there)) if there else "-"]
 
 
 def _median(values: list[float], n: int) -> float:
@@ -289,12 +283,5 @@ def estimate(values: Sequence[float]) -> str:
     if not values:
         return "-"
     interval = bootstrap(values)
-    around = "-" if interval is None else f"{number(interval[0])}, {number(interval[1])}"
-    return f"{number(statistics.fmean(values))} [{around}]"
-
-
-def number(x: float) -> str:
-    """Three significant digits; all digits of a number from 100."""
-    if not math.isfinite(x):
-        return "-"
-    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+    around = "-" if interval is None else f"{figure(interval[0])}, {figure(interval[1])}"
+    return f"{figure(statistics.fmean(values))} [{around}]"

@@ -70,6 +70,7 @@ class Tensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _blank(schema: Schema, n: int) -> Batch:
     """Windows of zeros in the middle of an episode."""
     rows, starts = zeros(schema.layout.spec, n, schema.window.rows), zeros(schema.start_layout.spec, n)
-    rows["valid"][:] = True
-    rows["discount"][:] = 1
+    for name in ("valid", "discount"):  # labelled transitions have neither
+        if name in rows:
+            rows[name][:] = 1
     return Batch(rows, starts, np.ones(n, np.float32), torch.device("cpu"))

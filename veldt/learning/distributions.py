@@ -110,12 +110,17 @@ def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
 
 LOG_2PI = math.log(2 * math.pi)
 LEAST, MOST = -5.0, 1.0  # bounds of a log standard deviation
+FARTHEST = 3.0  # bound of a mean whose tanh is taken: tanh(3) is 0.995
+NODES = 16  # of the quadrature of an expectation
 
 
 class Gaussian:
-    """Independent normal distributions in units of half an action's range: parameters are means, then log deviations.
+    """Independent normal distributions: parameters are means, then log deviations.
 
-    `drawn` records what was drawn; the action is that, scaled and clipped to the environment's bounds.
+    `drawn` records what was drawn. An element of the action that has a lower and an upper bound is its tanh, in units of
+    half the range; any other is what was drawn, clipped to the environment's bound. Densities are those of what was drawn:
+    tanh changes neither a ratio nor a divergence. The entropy is that of the action before it is clipped: the bonus for it
+    does not push draws beyond the bounds, where all of them are the same action.
     """
 
     taken = "drawn"
@@ -124,15 +129,22 @@ class Gaussian:
         low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
         bounded = np.isfinite(low) & np.isfinite(high)
         self.low, self.high, self.shape = low, high, space.shape
+        self.bounded = bounded
         self.center = np.where(bounded, np.where(bounded, low, 0) / 2 + np.where(bounded, high, 0) / 2, 0.0)
         self.radius = np.where(bounded, np.where(bounded, high, 0) / 2 - np.where(bounded, low, 0) / 2, 1.0)
         self.encoded = len(low)
         self.size = 2 * self.encoded
         self.extras: Spec = {"drawn": spec((self.encoded,), np.float32)}
+        x, weights = np.polynomial.hermite_e.hermegauss(NODES)
+        self._constants = tuple(torch.from_numpy(c) for c in (x, weights / weights.sum(), bounded))
+        self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """The log deviation is bounded by a tanh: beyond a hard bound the gradient would be zero."""
+        """The log deviation is bounded by a tanh: beyond a hard bound the gradient would be zero. So is the mean, where the
+        action is: far out all actions are the same, and the way back is long."""
         mean, log_std = raw.chunk(2, -1)
+        if self.bounded.any():
+            mean = torch.where(self._quadrature(raw)[2] > 0, FARTHEST * torch.tanh(mean / FARTHEST), mean)
         bound = torch.where(log_std > 0, MOST, -LEAST)
         return torch.cat((mean, bound * torch.tanh(log_std / bound)), -1)
 
@@ -145,7 +157,8 @@ class Gaussian:
         mean, log_std = np.split(parameters.astype(np.float64), 2, axis=-1)
         noise = rng.standard_normal(mean.shape) * (rng.random((len(mean), 1)) < explore[:, None])
         drawn = (mean + np.exp(log_std) * noise).astype(np.float32)
-        action = np.clip(self.center + self.radius * drawn, self.low, self.high).astype(np.float32)
+        unit = np.where(self.bounded, np.tanh(drawn), drawn)
+        action = np.clip(self.center + self.radius * unit, self.low, self.high).astype(np.float32)
         return {"action": action.reshape(len(action), *self.shape), "drawn": drawn}
 
     def log_prob(self, parameters: Tensor, taken: Tensor) -> Tensor:
@@ -153,7 +166,22 @@ class Gaussian:
         return (-0.5 * ((taken - mean) * (-log_std).exp()).square() - log_std - 0.5 * LOG_2PI).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        return (parameters.chunk(2, -1)[1] + 0.5 * (1 + LOG_2PI)).sum(-1)
+        """Of a tanh it is the normal distribution's plus the mean of log(1 - tanh(x)^2), by Gauss-Hermite quadrature."""
+        mean, log_std = parameters.chunk(2, -1)
+        entropy = log_std + 0.5 * (1 + LOG_2PI)
+        if self.bounded.any():
+            nodes, weights, bounded = self._quadrature(parameters)
+            x = mean[..., None] + log_std.exp()[..., None] * nodes  # [..., encoded, NODES]
+            log_slope = 2 * (math.log(2) - x - F.softplus(-2 * x))
+            entropy = entropy + (log_slope * weights).sum(-1) * bounded
+        return entropy.sum(-1)
+
+    def _quadrature(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Nodes and weights of an expectation under the standard normal distribution, and which elements are bounded."""
+        if like.device not in self._on:  # a copy from the host cannot be a part of a CUDA graph
+            nodes, weights, bounded = (c.to(like) for c in self._constants)
+            self._on[like.device] = nodes, weights, bounded
+        return self._on[like.device]
 
     def kl(self, parameters: Tensor, other: Tensor) -> Tensor:
         (mean, log_std), (mean2, log_std2) = parameters.chunk(2, -1), other.chunk(2, -1)
@@ -161,7 +189,8 @@ class Gaussian:
         return (log_std2 - log_std + 0.5 * (spread - 1)).sum(-1)
 
     def encode(self, taken: Tensor) -> Tensor:
-        return taken.clamp(-1, 1)
+        """Within [-1, 1]: of a bounded element its place in the range."""
+        return torch.where(self._quadrature(taken)[2] > 0, taken.tanh(), taken.clamp(-1, 1))
 
 
 Distribution = Categories | Gaussian

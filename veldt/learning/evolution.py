@@ -20,13 +20,14 @@ a batch also has 100,000 steps at least     -
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from veldt.bounds import above, at_least, between
 from veldt.records.tree import Array
-from veldt.seeds import derive
+from veldt.seeds import derive, nth
 
 CHUNK = 1 << 20  # numbers of the table that are drawn at a time
 ALIGN = 16  # numbers: noise begins at multiples of this many in the table
@@ -108,22 +109,28 @@ def fill_noise(table: Array, seed: int) -> None:
         rng.standard_normal(dtype=np.float32, out=table[at : at + CHUNK])
 
 
+@lru_cache(64)
+def _stream(seed: int, what: str, generation: int) -> int:
+    """From which the seeds of this generation's pairs follow."""
+    return derive(seed, what, generation)
+
+
 def noise_index(seed: int, generation: int, pair: int, table: int, size: int) -> int:
     """Where the perturbation of a pair begins in a table of so many numbers; it has `size` of them."""
-    return ALIGN * (derive(seed, "pair", generation, pair) % ((table - size) // ALIGN + 1))
+    return ALIGN * (nth(_stream(seed, "pair", generation), pair) % ((table - size) // ALIGN + 1))
 
 
 def episode_seed(config: EvolutionConfig, seed: int, generation: int, pair: int, sign: int) -> int:
     """Of the environment. `pair` is below 0 for episodes without noise."""
     if pair < 0:
-        return derive(seed, "noiseless", generation, -pair)
-    own = {"own": (pair, 1 + sign), "pair": (pair,), "generation": ()}[config.seeds]
-    return derive(seed, "episode", generation, *own)
+        return nth(_stream(seed, "noiseless", generation), -pair)
+    i = {"own": 3 * pair + 1 + sign, "pair": pair, "generation": 0}[config.seeds]
+    return nth(_stream(seed, "episode", generation), i)
 
 
 def observes(config: EvolutionConfig, seed: int, generation: int, pair: int) -> bool:
     """Whether the observations of a pair count in the statistics."""
-    return pair >= 0 and derive(seed, "observe", generation, pair) < config.observe * 2.0**63
+    return pair >= 0 and nth(_stream(seed, "observe", generation), pair) < config.observe * 2.0**63
 
 
 def noiseless_episodes(config: EvolutionConfig, generation: int) -> int:

@@ -2,6 +2,7 @@
 
     __init__.py   the topologies, and the links that they add to a program: they differ in how many, and where
     evolution.py  evolution strategies: a master and workers
+    labelling.py  Bellman updaters, their target networks and the store of labelled transitions (QT-Opt)
     shards.py     the parameter servers of gorila
     stores.py     the stores that a config asks for; demonstrations cut into blocks for one
     workers.py    workers that each act and learn, with shared weights (A3C)
@@ -30,12 +31,14 @@ from veldt.program import CELL, INCARNATION, ROWS, Program
 from veldt.records.step import EnvSpec
 from veldt.seeds import derive
 from veldt.topologies.evolution import add_evolution
+from veldt.topologies.labelling import add_labelled, add_updater
 from veldt.topologies.shards import add_shards
 from veldt.topologies.stores import add_store
 from veldt.topologies.workers import add_workers
 
 if TYPE_CHECKING:
     from veldt.experiment.config import Config
+    from veldt.experiment.recipes.bellman import QTOptConfig
     from veldt.experiment.recipes.parameter_servers import GorilaConfig
 
 
@@ -122,6 +125,28 @@ def gorila(program: Program, config: GorilaConfig, env: EnvSpec) -> None:
     add_evaluator(program, config, env, params, counters, on=params)
 
 
+def qt_opt(program: Program, config: QTOptConfig, env: EnvSpec) -> None:
+    """QT-Opt (Kalashnikov et al. 2018): collecting, labelling and training are apart, and each has a number of its own.
+
+        [ Actor - Recorder - LocalPolicy ] x N --> [ Store, with logged data ]
+                         ^ weights                          | samples
+                                               [ BellmanUpdater ] x K  <-- both target networks
+                                                            | labelled transitions
+                                     [ Labelled store ] -> [ Learner ] -> [ Targets ], [ Params ]
+
+    The learner never sees a transition without a label. With logged data (demonstrations) it can begin before there are
+    any steps of the run's own.
+    """
+    store, params, counters = add_shared(program, config, env)
+    labelled, targets = add_labelled(program, config, env, counters)
+    add_learner(program, config, env, labelled, params, counters, on=targets, updater=targets)
+    for i in range(config.updaters):
+        add_updater(program, config, env, i, store, labelled, targets, counters)
+    for i in range(config.actors):
+        add_actor(program, config, env, i, store, params, counters)
+    add_evaluator(program, config, env, params, counters)
+
+
 def workers(program: Program, config: Any, env: EnvSpec) -> None:
     """A3C: see `add_workers`. The evaluator copies the shared weights."""
     shared, counters = add_workers(program, config, env)
@@ -140,6 +165,7 @@ TOPOLOGIES: dict[str, Topology] = {  # by Config.topology
     "apex": apex,
     "impala": apex,
     "gorila": gorila,
+    "qt-opt": qt_opt,
     "workers": workers,
     "evolution": evolution,
 }

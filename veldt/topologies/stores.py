@@ -5,6 +5,7 @@ Each kind has a builder of its own, because a runtime reads from a builder's ann
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from veldt.acting.recorder import Recorder
@@ -19,6 +20,7 @@ from veldt.records.block import Block, Schema
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree, zeros
 from veldt.seeds import derive
+from veldt.storing.labelled import Labelled, Logged
 from veldt.storing.limiters import Limiter, MinSize, Queue, SamplesPerInsert
 from veldt.storing.ranks import Ranked
 from veldt.storing.replay import Mixture, Replay
@@ -43,6 +45,8 @@ def store_builder(config: Any) -> Callable[..., Replay | UnrollQueue | Mixture]:
     """What builds the store of this config, from config, schema, block memory and the counters of the run."""
     if config.store.selector == "fifo":
         return make_queue
+    if config.demos and config.topology == "qt-opt":
+        return make_logged
     return make_mixture if config.demos else make_replay
 
 
@@ -56,7 +60,7 @@ def _replay_arguments(
     size, store = store_size(config, schema), config.store
     limiter: Limiter = MinSize(store.min_size)
     if store.samples_per_insert:
-        burst, batch = config.envs_per_actor * schema.starts, config.learner.batch * config.learner.prefetch
+        burst, batch = config.envs_per_actor * schema.starts, config.sample_size
         limiter = SamplesPerInsert.for_run(store.samples_per_insert, store.min_size, burst, batch, store.actors_wait)
     selector, seed = _make_selector(config, size.slots * schema.starts, memory, counters), derive(config.seed, "store")
     device = store_device(config, size.nbytes) if device is None else device
@@ -77,14 +81,51 @@ def make_queue(
 def make_mixture(
     config: Any, schema: Schema, memory: BlockMemory | None = None, counters: Counters | None = None
 ) -> Mixture:
+    device = store_device(config, demos_size(config, schema).nbytes + store_size(config, schema).nbytes)
+    demos = _make_demos(config, schema, counters, device)
+    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory, counters, device))
+
+
+def _make_demos(config: Any, schema: Schema, counters: Counters | None, device: str) -> Replay:
     size = demos_size(config, schema)
     leaves = size.slots * schema.starts
     selector, seed = _make_selector(config, leaves, None, counters), derive(config.seed, "demonstrations")
-    device = store_device(config, size.nbytes + store_size(config, schema).nbytes)
     demos = Replay(schema, selector, MinSize(), leaves, size.slots, seed=seed, device=device)
     for block in cut_blocks(Demos.open(config.demos), schema, config.algorithm):
         demos.insert(block, None)
-    return Mixture(demos, config.demo_ratio, *_replay_arguments(config, schema, memory, counters, device))
+    return demos
+
+
+def make_logged(config: Any, schema: Schema, memory: BlockMemory | None = None, counters: Counters | None = None) -> Logged:
+    """QT-Opt: the fraction of the run's own steps grows, and actors wait until the offline updates are made."""
+    demos, own = _make_demos(config, schema, counters, ""), _replay_arguments(config, schema, memory, counters, "")
+    ratio, least = config.store.samples_per_insert, config.store.min_size
+    if ratio:
+        ahead = int(config.offline_updates * config.learner.batch / (config.labels.samples_per_label or 1.0) / ratio)
+        burst = config.envs_per_actor * schema.starts
+        limiter = SamplesPerInsert.for_run(ratio, -ahead, burst, config.sample_size, config.store.actors_wait)
+        own = (*own[:2], limiter, *own[3:])
+    return Logged(demos, partial(config.on_policy_fraction, counters), least, *own)
+
+
+def labelled_size(config: Any, schema: Schema) -> Size:
+    """Of the store of labelled transitions, in blocks of one batch of an updater each."""
+    size = plan_size(config.labels.capacity, schema)
+    if 2 * config.labels.min_size > size.capacity:
+        raise UserError(
+            f"labels.min_size ({config.labels.min_size:,}) must be at most half of labels.capacity ({size.capacity:,})."
+        )
+    return size
+
+
+def make_labelled(config: Any, schema: Schema, memory: BlockMemory | None, counters: Counters) -> Labelled:
+    labels, learner, size = config.labels, config.learner, labelled_size(config, schema)
+    limiter: Limiter = MinSize(labels.min_size)
+    if labels.samples_per_label:
+        burst, batch = config.updaters * schema.starts, learner.batch * learner.prefetch
+        limiter = SamplesPerInsert.for_run(labels.samples_per_label, labels.min_size, burst, batch)
+    selector, seed = Uniform(size.slots * schema.starts, memory), derive(config.seed, "labels")
+    return Labelled(labels.max_age, counters, schema, selector, limiter, size.capacity, size.slots, 0.0, seed, memory)
 
 
 def store_device(config: Any, nbytes: int) -> str:

@@ -55,6 +55,13 @@ def short(x: float) -> str:
     return f"{x:.1f}" if abs(x) >= 1 else f"{x:.2g}"
 
 
+def figure(x: float) -> str:
+    """Three significant digits; all digits of a number from 100."""
+    if not math.isfinite(x):
+        return "-"
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+
+
 def format_seconds(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "-"

@@ -18,7 +18,7 @@ import numpy as np
 
 from veldt.foreign import LARGE, plain, read_text
 from veldt.machine import format_bytes
-from veldt.watching.links import format_seconds, number, percent
+from veldt.watching.links import figure, format_seconds, number, percent
 from veldt.watching.page import Section, Table
 from veldt.watching.plot import Curve, Look, draw
 from veldt.watching.scores import LEVEL, RESAMPLES, STATISTICS, Estimate, Reference, estimates, game_of
@@ -326,11 +326,6 @@ def _took(entry: Entry) -> list[str]:
 
 def _cells(values: Sequence[tuple[float | None, Any]]) -> list[str]:
     return ["-" if x is None else form(x) for x, form in values]
-
-
-def figure(x: float) -> str:
-    """Three significant digits; all digits of a number from 100."""
-    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
 
 
 def count(x: float) -> str:

@@ -51,12 +51,8 @@ class View:
 
     def _parts(self, width: int) -> Iterator[RenderableType]:
         line = self.line
-        head = Table.grid(expand=True, padding=(0, 2))
-        head.add_column(overflow="fold")
-        head.add_column(justify="right", no_wrap=True)
         passed, left = (format_seconds(number(line, key)) for key in ("time_s", "left_s"))
-        head.add_row(Text(self.title, "bold"), Text(f"time {passed}, left {left}"))
-        yield head
+        yield heading(self.title, f"time {passed}, left {left}")
         if self.steps:
             done = min(1.0, max(0.0, (number(line, "env_steps") or 0.0) / self.steps))
             bar = ProgressBar(total=1.0, completed=done, width=width, complete_style="cyan", finished_style="green")
@@ -72,6 +68,14 @@ class View:
         sentence = line.get("bottleneck")
         if isinstance(sentence, str) and sentence:
             yield Padding(Text(sentence, "bold"), (1, 0, 0, 0))
+
+
+def heading(title: str, beside: str) -> Table:
+    head = Table.grid(expand=True, padding=(0, 2))
+    head.add_column(overflow="fold")
+    head.add_column(justify="right", no_wrap=True)
+    head.add_row(Text(title, "bold"), Text(beside))
+    return head
 
 
 def _progress(line: Line, steps: int) -> str:

@@ -1,18 +1,21 @@
 """What a terminal shows of a population: a live table of its members, or elsewhere a line each time one is ready."""
 
+import statistics
 import time
 from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from veldt.experiment.populations.population import Member, Population
+from veldt.experiment.populations.population import Member, Outcome, Population
 from veldt.watching.lineage import Line
 from veldt.watching.links import format_seconds
+from veldt.watching.view import heading, make_table
 
 MOST = 30  # rows; of a larger population the best
 
@@ -39,56 +42,54 @@ class Roster:
     def show(self, training: Collection[int]) -> None:
         self._training = set(training)
 
-    def tell(self, line: Line) -> None:
-        if not self.quiet and self._live is None:
-            self.console.print(self.sentence(line), highlight=False, markup=False, soft_wrap=True)
+    def tell_ready(self, index: int, outcome: Outcome, waiting: int) -> None:
+        """That a quantum has ended; `waiting`: as many members are about to decide."""
+        spec = self.population.spec
+        done, total = self._done + waiting, spec.quanta * spec.size
+        value = f"failed, {outcome.failed}" if outcome.failed else f"fitness {statistics.fmean(outcome.returns):.4g}"
+        self._say(f"{done}/{total} member {index} at {outcome.env_steps:,} env steps: {value}; left {self.left(waiting)}")
 
-    def sentence(self, line: Line) -> str:
-        done, total = self._done, self.population.spec.quanta * self.population.spec.size
-        fitness = f"failed, {line['failed']}" if line.get("failed") else f"fitness {line['fitness']:.4g}"
-        text = f"{done}/{total} member {line['member']} at {line['env_steps']:,} env steps: {fitness}"
+    def tell_decided(self, line: Line) -> None:
         if copied := line.get("copied"):
             changes = ", ".join(f"{tail(name)} {number(x)}" for name, x in line["next"].items())
-            text += f"; copies member {copied['member']} ({copied['fitness']:.4g}) and goes on with {changes}"
+            whom = f"member {copied['member']} ({copied['fitness']:.4g})"
+            self._say(f"member {line['member']} copies {whom} and goes on with {changes}")
         if self.population.members[line["member"]].out:
-            text += "; it is given up"
-        return f"{text}; left {self.left()}"
+            self._say(f"member {line['member']} is given up")
+
+    def _say(self, text: str) -> None:
+        if not self.quiet and self._live is None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @property
     def _done(self) -> int:
         return sum(member.quantum for member in self.population.members)
 
-    def left(self) -> str:
+    def left(self, waiting: int = 0) -> str:
         """Estimated from what was done since the start."""
-        fresh = self._done - self._quanta
+        fresh = self._done + waiting - self._quanta
         if fresh <= 0:
             return "-"
         spec = self.population.spec
         total = sum(member.quantum if member.out else spec.quanta for member in self.population.members)
-        return format_seconds((total - self._done) * (time.monotonic() - self._began) / fresh)
+        return format_seconds((total - self._done - waiting) * (time.monotonic() - self._began) / fresh)
 
     def picture(self) -> RenderableType:
         population, spec = self.population, self.population.spec
         total, config = spec.quanta * spec.size, spec.base.config
         steps = sum(member.env_steps for member in population.members)
         passed = format_seconds(time.monotonic() - self._began)
-        head = Table.grid(expand=True, padding=(0, 2))
-        head.add_column(overflow="fold")
-        head.add_column(justify="right", no_wrap=True)
         title = f"{spec.name}: {spec.size} x {config.recipe} on {config.env}"
-        head.add_row(Text(title, "bold"), Text(f"time {passed}, left {self.left()}"))
+        head = heading(title, f"time {passed}, left {self.left()}")
         bar = ProgressBar(total=total, completed=self._done, complete_style="cyan", finished_style="green")
         copies = sum(member.copies for member in population.members)
         count = Text(f"{steps:,} of {spec.size * spec.steps:,} env steps; {copies} copies")
-        return Group(head, bar, count, Text(""), self._table())
+        return Group(head, Padding(bar, 0), count, Padding(self._table(), (1, 0, 0, 0)))  # the bar: a line of its own
 
     def _table(self) -> Table:
         names = list(self.population.spec.ranges)
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim underline")
-        table.add_column("member", style="cyan", no_wrap=True)
-        for name in ("env steps", "fitness", *map(tail, names), "copied"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
+        numbers = ("env steps", "fitness", *map(tail, names), "copied")
+        table = make_table("member", *numbers, "", right=numbers)
         shown = self.population.members
         if len(shown) > MOST:
             shown = sorted(shown, key=lambda m: -(m.fitness if m.fitness is not None else float("-inf")))[:MOST]

@@ -25,8 +25,8 @@ from veldt.experiment.populations.roster import Roster
 from veldt.experiment.populations.spec import Spec
 from veldt.experiment.populations.transplant import transplant
 from veldt.experiment.settings import as_plain
+from veldt.experiment.sweep import check_stores
 from veldt.files import replace_text
-from veldt.machine import available_memory, format_bytes
 from veldt.signals import interruptible
 from veldt.watching.lineage import Line, Lineage, read_lineage
 
@@ -64,12 +64,7 @@ class Scheduler:
         self.roster = Roster(self.population, quiet)
 
     def check_memory(self) -> None:
-        needed, available = self.spec.at_once * self.spec.base.nbytes, available_memory()
-        if needed > 0.9 * available:
-            raise UserError(
-                f"The stores of {self.spec.at_once} members at once need {format_bytes(needed)}, but "
-                f"{format_bytes(available)} of memory is free; lower at_once or store.capacity."
-            )
+        check_stores(self.spec.at_once * self.spec.base.nbytes, self.spec.at_once, "members")
 
     def run(self) -> None:
         """Until all members have taken their steps, or a signal came and those in training are ready."""
@@ -115,12 +110,13 @@ class Scheduler:
         if outcome.failed and not outcome.checkpoint:  # it was killed: what it has is what is there
             outcome = replace(outcome, **self._left_behind(job.member))
         self._outcomes[job.member] = outcome
+        self.roster.tell_ready(job.member, outcome, len(self._outcomes))
         while ready := [i for i in sorted(self._outcomes) if self.population.may_decide(i, self._outcomes)]:
             line = self.population.decide(ready[0], self._outcomes)
             del self._outcomes[ready[0]]
             self._add(line)
             self._copy_if_missing(line)
-            self.roster.tell(line)
+            self.roster.tell_decided(line)
 
     def _left_behind(self, index: int) -> dict[str, Any]:
         try:

@@ -33,11 +33,9 @@ import numpy as np
 from veldt.errors import UserError, did_you_mean
 from veldt.experiment.changes import WHAT_IT_LEARNS
 from veldt.experiment.config import Config
-from veldt.experiment.directory import read_yaml
 from veldt.experiment.populations.rules import RULES, Exploit, Explore, Range
 from veldt.experiment.settings import flat, override
-from veldt.experiment.sweep import Loader, Setting, make_setting, mapping, overrides, read_number, slug
-from veldt.foreign import named
+from veldt.experiment.sweep import Setting, make_setting, mapping, overrides, read_keys, read_number
 from veldt.seeds import derive
 
 KEYS = (
@@ -104,22 +102,11 @@ class Spec:
 
 def read_spec(path: Path, trust: bool = False) -> Spec:
     """Reads and checks the file: makes the config, and makes and closes its environment. `trust`: it may name code."""
-    values = read_yaml(named(path), Loader)
-    try:
-        return _spec(values, path.stem, trust)
-    except UserError as error:
-        raise type(error)(f"{path}: {error}") from None
+    needs = "The file of a population must hold keys, such as recipe, env, population and tune."
+    return read_keys(path, KEYS, needs, lambda values: _spec(values, trust))
 
 
-def _spec(values: Any, stem: str, trust: bool) -> Spec:
-    if not isinstance(values, dict):
-        raise UserError("The file of a population must hold keys, such as recipe, env, population and tune.")
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), KEYS, KEYS)}")
-    name = str(values.get("name", stem))
-    if not slug(name):
-        raise UserError(f"name {name!r} must have a letter or a digit.")
+def _spec(values: dict[str, Any], trust: bool) -> Spec:
     size, ready = (natural(values, key, required=True) for key in ("population", "ready"))
     if size > MOST:
         raise UserError(f"population must be at most {MOST:,}, not {size:,}.")
@@ -130,7 +117,7 @@ def _spec(values: Any, stem: str, trust: bool) -> Spec:
         raise UserError(f"copy_store must be true or false, not {copy_store!r}.")
     _one_of("order", order, ORDERS)
     return Spec(
-        name,
+        values["name"],
         base,
         size,
         ready,
@@ -144,7 +131,7 @@ def _spec(values: Any, stem: str, trust: bool) -> Spec:
         copy_store=copy_store,
         exploit=_read_exploit(values.get("exploit", {})),
         explore=_read_explore(values.get("explore", {})),
-        plain={**values, "name": name},
+        plain=values,
     )
 
 

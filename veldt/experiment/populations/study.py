@@ -22,14 +22,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from veldt.errors import UserError, did_you_mean
+from veldt.errors import UserError
 from veldt.experiment.config import Config
-from veldt.experiment.directory import read_yaml
 from veldt.experiment.populations.rules import Range
 from veldt.experiment.populations.spec import TIMEOUT_S, natural, read_range
 from veldt.experiment.settings import check, flat, override
-from veldt.experiment.sweep import Loader, Setting, make_setting, mapping, overrides, read_number, slug
-from veldt.foreign import named
+from veldt.experiment.sweep import Setting, make_setting, mapping, overrides, read_keys, read_number
 from veldt.seeds import derive
 
 KEYS = ("name", "recipe", "env", "steps", "trials", "at_once", "seed", "episodes", "timeout_s", "set", "prune", "tune")
@@ -71,25 +69,15 @@ class StudySpec:
 
 def read_study(path: Path, trust: bool = False) -> StudySpec:
     """`trust`: it may name code."""
-    values = read_yaml(named(path), Loader)
-    try:
-        return _study(values, path.stem, trust)
-    except UserError as error:
-        raise type(error)(f"{path}: {error}") from None
+    needs = "The file of a search must hold keys, such as recipe, env, trials and tune."
+    return read_keys(path, KEYS, needs, lambda values: _study(values, trust))
 
 
-def _study(values: Any, stem: str, trust: bool) -> StudySpec:
-    if not isinstance(values, dict):
-        raise UserError("The file of a search must hold keys, such as recipe, env, trials and tune.")
-    for key in values:
-        if key not in KEYS:
-            raise UserError(f"There is no key {key!r}.{did_you_mean(str(key), KEYS, KEYS)}")
+def _study(values: dict[str, Any], trust: bool) -> StudySpec:
     for key in ("recipe", "env"):
         if key not in values:
             raise UserError(f"There is no {key}; add {key}: ...")
-    name, own = str(values.get("name", stem)), mapping("set", values.get("set"))
-    if not slug(name):
-        raise UserError(f"name {name!r} must have a letter or a digit.")
+    own = mapping("set", values.get("set"))
     for key in NOT_SET:
         if key in own:
             raise UserError(f"set: {key} cannot be set here: it is a key of its own, outside of set.")
@@ -99,7 +87,7 @@ def _study(values: Any, stem: str, trust: bool) -> StudySpec:
     if prune is not None and not base.config.eval.every:
         raise UserError("prune needs evaluations, but eval.every is 0; set it, or give prune: none.")
     return StudySpec(
-        name,
+        values["name"],
         base,
         _read_tuned(values.get("tune"), base.config, given),
         given,
@@ -109,7 +97,7 @@ def _study(values: Any, stem: str, trust: bool) -> StudySpec:
         episodes=natural(values, "episodes", 20),
         timeout_s=read_number("timeout_s", values.get("timeout_s", TIMEOUT_S)),
         prune=prune,
-        plain={**values, "name": name},
+        plain=values,
     )
 
 

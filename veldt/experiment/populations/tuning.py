@@ -20,12 +20,11 @@ from typing import Any
 from veldt.errors import UserError
 from veldt.experiment.populations.study import StudySpec
 from veldt.experiment.settings import flat
-from veldt.experiment.sweep import Trial
-from veldt.experiment.trials import Child, Failed, number
-from veldt.machine import available_memory, format_bytes
+from veldt.experiment.sweep import Trial, check_stores
+from veldt.experiment.trials import Child, Failed
 from veldt.seeds import derive
 from veldt.signals import interruptible
-from veldt.watching.links import format_seconds
+from veldt.watching.links import figure, format_seconds
 from veldt.watching.sinks import EVALUATION, evaluations, read_metrics
 
 DATABASE = "study.db"
@@ -111,12 +110,7 @@ class Tuner:
         return sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
 
     def check_memory(self) -> None:
-        needed, available = self.spec.at_once * self.spec.base.nbytes, available_memory()
-        if needed > 0.9 * available:
-            raise UserError(
-                f"The stores of {self.spec.at_once} trials at once need {format_bytes(needed)}, but "
-                f"{format_bytes(available)} of memory is free; lower at_once or store.capacity."
-            )
+        check_stores(self.spec.at_once * self.spec.base.nbytes, self.spec.at_once, "trials")
 
     def run(self) -> None:
         resumed = [x for x in self.study.get_trials(deepcopy=False) if x.state == optuna().trial.TrialState.RUNNING]
@@ -170,7 +164,7 @@ class Tuner:
             self._end(one, states.FAIL, None, f"failed, {outcome.why}")
         else:
             score = float(outcome["mean_return"])
-            self._end(one, states.COMPLETE, score, f"return {number(score)}")
+            self._end(one, states.COMPLETE, score, f"return {figure(score)}")
 
     def _report(self, one: UnderWay) -> None:
         """New evaluations; ends a trial that is worse than others were then."""
@@ -194,7 +188,7 @@ class Tuner:
         values = ", ".join(f"{name.rpartition('.')[2]} {shown(x)}" for name, x in tuned.items())
         done, best = self.done, self.best()
         left = (self.spec.trials - done) * (time.monotonic() - self._began) / max(1, self._fresh)
-        more = f"; best {number(best[1])} (trial {best[0]})" if best else ""
+        more = f"; best {figure(best[1])} (trial {best[0]})" if best else ""
         print(
             f"{done}/{self.spec.trials} trial {trial}: {text}, with {values}{more}; left {format_seconds(left)}", flush=True
         )

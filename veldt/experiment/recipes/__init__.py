@@ -8,6 +8,7 @@
     recurrent.py           r2d2, r2d3
     actor_critic.py        impala, seed-vtrace
     parameter_servers.py   gorila
+    bellman.py             qt-opt
     asynchronous.py        a3c, async-q, async-nstep-q, async-sarsa
     evolution.py           es
 
@@ -25,6 +26,7 @@ from veldt.errors import UserError, did_you_mean
 from veldt.experiment.config import Config
 from veldt.experiment.recipes.actor_critic import impala, seed_vtrace
 from veldt.experiment.recipes.asynchronous import a3c, async_nstep_q, async_q, async_sarsa
+from veldt.experiment.recipes.bellman import qt_opt
 from veldt.experiment.recipes.continuous import apex_dpg
 from veldt.experiment.recipes.evolution import es
 from veldt.experiment.recipes.parameter_servers import gorila
@@ -35,7 +37,7 @@ from veldt.experiment.settings import override
 GROUP = "veldt.recipes"  # of entry points
 FUNCTIONS: tuple[Any, ...] = (
     *(dqn, apex_dqn, apex_dqn_paper, apex_dpg, impala, seed_vtrace, r2d2, r2d3),
-    *(gorila, a3c, async_q, async_nstep_q, async_sarsa, es),
+    *(gorila, a3c, async_q, async_nstep_q, async_sarsa, es, qt_opt),
 )
 RECIPES: dict[str, Callable[[str], Config]] = {recipe.__name__.replace("_", "-"): recipe for recipe in FUNCTIONS}
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from veldt.algorithms.vtrace import VTraceActorCritic
-from veldt.envs import is_atari
+from veldt.envs import has_continuous_actions, is_atari
 from veldt.experiment.config import CheckpointConfig, Config
 from veldt.experiment.exploring import UnrollConfig
 from veldt.experiment.recipes.common import QUEUE, RMSPROP, atari, distributed, is_minatar, usual_steps
@@ -30,17 +30,17 @@ def impala(env: str) -> Config:
                 publish_every=1,
             ),
         )
-    small = is_minatar(env)
+    small, continuous = is_minatar(env), has_continuous_actions(env)
     return replace(
         config,
-        steps=4_000_000 if small else 3 * usual_steps(env),
+        steps=4_000_000 if small else max(3 * usual_steps(env), 500_000 if continuous else 0),
         algorithm=VTraceActorCritic(
-            gamma=0.99 if small else 0.995,
+            gamma=0.97 if continuous else 0.99 if small else 0.995,
             normalize=True,
             entropy_cost=0.02 if small else 0.003,
         ),
         store=replace(QUEUE, capacity=str(16 * 20)),
-        learner=LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
+        learner=LearnerConfig(batch=4 if continuous else 8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1),
         eval=replace(config.eval, every=200_000 if small else 30_000),
         checkpoint=CheckpointConfig(every=500_000 if small else 100_000),
     )

@@ -8,7 +8,7 @@ from veldt.algorithms.es import ES
 from veldt.envs import is_atari
 from veldt.experiment.config import CheckpointConfig, Config
 from veldt.experiment.exploring import EpisodesConfig
-from veldt.experiment.recipes.common import atari, distributed, is_minatar, usual_steps
+from veldt.experiment.recipes.common import atari, distributed, is_minatar
 from veldt.learning.evolution import EvolutionConfig
 
 
@@ -46,10 +46,11 @@ def es(env: str) -> Config:
         )
     return replace(
         config,
-        steps=3 * usual_steps(env),
-        algorithm=ES(hidden=(16,), normalize_obs=True),
-        # Returns of a generation differ by the weights alone, and steps are large: many small generations.
-        learner=EvolutionConfig(pairs=16, sigma=0.2, lr=0.2, weight_decay=0.0, seeds="generation"),
-        eval=replace(config.eval, every=30_000),
-        checkpoint=CheckpointConfig(every=100_000),
+        steps=3_000_000,
+        algorithm=ES(normalize_obs=True),
+        envs_per_actor=8,
+        # Many small generations with large steps: with smaller ones Pendulum stays where it never learns to swing up.
+        learner=EvolutionConfig(pairs=8, sigma=0.5, lr=0.4, anneal=True, weight_decay=0.0),
+        eval=replace(config.eval, every=100_000),
+        checkpoint=CheckpointConfig(every=250_000),
     )
