@@ -41,6 +41,7 @@ def test_a_training_of_the_documents_is_one_that_veldt_accepts(
         monkeypatch.syspath_prepend(tmp_path)
     asked: list[Any] = []
     monkeypatch.setattr(train, "train", lambda config, **_: asked.append(config))
+    monkeypatch.setattr(train.on_ray, "train", lambda recipe, given, run, config, cluster: asked.append(config) or 0)
     assert train.run(list(words[1:])) == 0
     assert asked[0].recipe == words[1]
 

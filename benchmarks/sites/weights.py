@@ -32,8 +32,11 @@ def measure(env: str, seconds: float, actors: int, site: bool, flags: list[str])
         join = ["--connect", f"127.0.0.1:{PORT}", "--token-file", str(run / "token")]
         commands = [[*join, "--actors", str(actors)]] if site else [join] * actors
         joined = [start(stack, "actor", *command) for command in commands]
+        # All are connected, and have all sent blocks: some are silent for seconds while they import.
         wait_for(lambda: lines(run)[-1].get("gate_actors", 0) == actors, train)
-        time.sleep(5.0)  # for the first weights
+        begun = lines(run)[-1]["gate_frames_in"] + 30 * actors
+        wait_for(lambda: lines(run)[-1]["gate_frames_in"] > begun and lines(run)[-1]["gate_actors"] == actors, train)
+        time.sleep(5.0)
         first = lines(run)[-1]
         began = cpu_of(joined)
         time.sleep(seconds)

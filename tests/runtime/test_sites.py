@@ -29,12 +29,14 @@ from veldt.errors import UserError
 from veldt.experiment.prepare import make_gate
 from veldt.program import ROWS, Program
 from veldt.records.tree import Tree
+from veldt.runtime.base import Stuck
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import LinkLost, grpc
 from veldt.runtime.grpc.link import Link
 from veldt.runtime.grpc.relay import Forward, LanePlan
 from veldt.runtime.grpc.wire import frame, parse_formats
-from veldt.runtime.local import zygote
+from veldt.runtime.local import watchdog, zygote
+from veldt.runtime.local.board import Board
 from veldt.runtime.local.local import Local
 from veldt.runtime.shm.memory import Latest, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
@@ -380,6 +382,23 @@ def test_a_site_leaves_when_it_is_told_and_ends_with_the_run(token: Path, caplog
         play(Local(gate=make_gate(config, TOKEN)), program_of(config, Checker, 8), scenario, 90)
         output, _ = last[0].communicate(timeout=20)
         assert last[0].returncode == 0 and "The run has ended." in output, output
+
+
+def test_a_site_waits_for_a_run_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog of a run would say that it is stuck."""
+    monkeypatch.setattr(watchdog, "STUCK_S", 0.2)
+    monkeypatch.setattr(watchdog, "WATCH_S", 0.05)
+    for excused in (True, False):
+        watch = watchdog.Watchdog({}, Board(make_shared_memory("veldt test"), 1), -1, step_timeout=0.1)
+        until, stuck = time.monotonic() + 0.6, False
+        while time.monotonic() < until and not stuck:
+            if excused:
+                watch.excuse()
+            try:
+                watch.check(7)
+            except Stuck:
+                stuck = True
+        assert stuck != excused
 
 
 class Importer:

@@ -76,6 +76,7 @@ def supervise(nodes: LocalNodes, actors: list[str], leaving: Callable[[], bool])
     known = {actor: own_metrics([plan.nodes[name] for name in plan.processes[actor]]).keys() for actor in actors}
     while not leaving() and not orders[QUIT]:
         nodes.holding, supervisor.board.stopping = bool(orders[HOLD]), bool(orders[STOPPING])
+        supervisor.watchdog.excuse()  # a run that cannot be reached, or does not learn, is waited for (see `patience`)
         nodes.step()
         supervisor.answers.clear()  # of the relay, which has taken metrics
         if time.monotonic() - reported > METRICS_S:

@@ -122,6 +122,10 @@ class Watchdog:
             what = "; ".join(f"{child.name} {child.doing}" for child in self.children.values())
             raise Stuck(f"No process has worked for {idle:.0f} s ({what}); look at the store's limiter and capacity.")
 
+    def excuse(self) -> None:
+        """What the processes wait for is elsewhere: that they do nothing is no fault of theirs."""
+        self._moved_at = time.monotonic()
+
     def _kill_if_late(self, child: Child) -> None:
         age = (time.monotonic_ns() - child.row[SINCE]) / 1e9
         if age > (zygote.START_S if child.row[DOING] == BUILDING else self.step_timeout):
