@@ -185,6 +185,11 @@ def test_settings_override_what_is_set_for_all_and_may_have_their_own_recipe_and
     ]
 
 
+def test_what_has_no_store_needs_no_memory_for_one(tmp_path: Path) -> None:
+    own = {"recipe": "es", "env": "CartPole-v1", "set": {"steps": 1_000}, "settings": {"few": {"learner.pairs": 4}}}
+    assert [setting.nbytes for setting in read_spec(written(tmp_path / "x.yaml", **own)).settings] == [0]
+
+
 def test_a_grid_is_every_combination_and_its_names_say_which(tmp_path: Path) -> None:
     grid = {"learner.lr": ["1e-3", 1e-4], "algorithm": {"n": [1, 3], "double": [True]}}
     spec = read_spec(written(tmp_path / "x.yaml", settings=None, grid=grid))

@@ -142,17 +142,17 @@ def test_killed_workers_cost_no_generation(kills: int) -> None:
         generations = nodes.count("learner_steps")
     rng = np.random.default_rng(kills)
     with Local().start(make_program(config, spec)) as nodes:
-        children, done = nodes.supervisor.children, 0
+        children, killed = nodes.supervisor.children, set[int]()
         deadline = time.monotonic() + 60 + 4 * kills
-        while nodes.count("env_steps") < steps:
-            assert time.monotonic() < deadline, (nodes.count("env_steps"), done)
-            if done < kills and nodes.count("env_steps") > done * steps // (kills + 1):
+        while nodes.count("env_steps") < steps or nodes.metrics()["restarts"] < kills:
+            assert time.monotonic() < deadline, (nodes.count("env_steps"), len(killed), nodes.metrics())
+            if len(killed) < kills and nodes.count("env_steps") > len(killed) * steps // (kills + 1):
                 victim = children[f"worker/{rng.integers(2)}"]
-                if victim.pid and victim.ready:
+                if victim.pid and victim.ready and victim.pid not in killed:  # its death may not have been noticed yet
                     victim.signal(signal.SIGKILL)
-                    done += 1
+                    killed.add(victim.pid)
             nodes.step()
-        assert done == kills and nodes.metrics()["restarts"] >= kills
+        assert len(killed) == kills == nodes.metrics()["restarts"]
         assert nodes.count("learner_steps") == generations
         found = nodes.state()["master"]
     assert found.keys() == expected.keys()

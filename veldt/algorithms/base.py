@@ -15,8 +15,8 @@ from veldt import bounds
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.learning.returns import NStep, n_step
-from veldt.nets.networks import TAKEN, Recurrent, Rows
-from veldt.nets.torsos import each, on_device, torso_for, user_network
+from veldt.nets.networks import TAKEN, Recurrent, Rows, Vector
+from veldt.nets.torsos import Torso, blank_rows, each, on_device, torso_for, user_network
 from veldt.records.adapter import MOST_COMBINED
 from veldt.records.block import Schema, Window
 from veldt.records.history import check_stacked, observation, observation_at, observations
@@ -186,6 +186,14 @@ class Observer(Algorithm):
             return torso, torso.features
         return user_network(network_from, env, self.history, self.stacked)
 
+    def senses(self, env: EnvSpec) -> tuple[Vector, int, Torso | None]:
+        """What a value of actions sees: what is no image as one vector, its size, and convolutions for images."""
+        how = (env, self.history, self.stacked)
+        vector, blank = Vector(*how), self.observe(blank_rows(env, self.history), self.history - 1)
+        images = len(vector.keys) < len(env.observation)
+        sight = torso_for(*how, hidden=(), only_pictures=True) if images else None
+        return vector, vector(blank).shape[1] if vector.keys else 0, sight
+
     def last_reward(self, reward: Tensor) -> Tensor:
         """The last reward as an LSTM gets it: clipped to [-1, 1], as in IMPALA."""
         return reward.clamp(-1, 1)
@@ -218,6 +226,19 @@ def require_one_choice(env: EnvSpec, name: str) -> None:
         )
     if not isinstance(space, spaces.Discrete):
         raise UserError(f"{name} needs a Discrete action space, but {env.name} has {space}; try apex-dpg.")
+
+
+def require_bounded_box(env: EnvSpec, name: str) -> None:
+    """Raises a UserError unless actions are floats between bounds."""
+    space = env.action_space
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        other = "apex-dqn" if isinstance(space, spaces.Discrete) else "impala"
+        raise UserError(f"{name} needs a Box action space of floats, but {env.name} has {space}; {other} takes that.")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise UserError(
+            f"{name} needs bounded actions, but {env.name} has {space}; set bounds in a wrapper "
+            "(gymnasium.wrappers.TransformAction), or use impala, which needs none."
+        )
 
 
 def among_legal(q: Tensor, legal: Tensor | None) -> Tensor:

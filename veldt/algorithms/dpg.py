@@ -23,12 +23,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, require_bounded_box
 from veldt.bounds import above, at_least
-from veldt.errors import UserError
 from veldt.nets.networks import NormedMLP, Vector
 from veldt.nets.normalize import RunningNorm
-from veldt.nets.torsos import Torso, blank_rows, rows_of, torso_for
+from veldt.nets.torsos import Torso, rows_of
 from veldt.records.step import EnvSpec
 from veldt.records.tree import Array, Tree
 from veldt.seeds import Random
@@ -112,24 +111,11 @@ class DPG(ActionValues):
 
     def check(self, env: EnvSpec) -> None:
         super().check(env)
-        space = env.action_space
-        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-            other = "apex-dqn" if isinstance(space, spaces.Discrete) else "impala"
-            raise UserError(f"dpg needs a Box action space of floats, but {env.name} has {space}; {other} takes that.")
-        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise UserError(
-                f"dpg needs bounded actions, but {env.name} has {space}; set bounds in a wrapper "
-                "(gymnasium.wrappers.TransformAction), or use impala, which needs none."
-            )
+        require_bounded_box(env, "dpg")
 
     def network(self, env: EnvSpec) -> nn.Module:
         assert isinstance(env.action_space, spaces.Box)
-        how = (env, self.history, self.stacked)
-        vector, sight = Vector(*how), None
-        blank = self.observe(blank_rows(env, self.history), self.history - 1)
-        size = vector(blank).shape[1] if vector.keys else 0
-        if len(vector.keys) < len(env.observation):
-            sight = torso_for(*how, hidden=(), only_pictures=True)
+        vector, size, sight = self.senses(env)
         return ActorCritic(vector, size, env.action_space, self.actor, self.critic, self.normalize_obs, self.twin, sight)
 
     def act(self, net: nn.Module, rows: Tensors, state: Tensors, explore: Array, rng: Random) -> tuple[Tree, Tensors]:

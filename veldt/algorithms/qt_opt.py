@@ -24,12 +24,12 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors
+from veldt.algorithms.base import ActionValues, Batch, Loss, Tensors, require_bounded_box
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
 from veldt.nets.networks import Vector
 from veldt.nets.normalize import RunningNorm
-from veldt.nets.torsos import Torso, blank_rows, rows_of, torso_for
+from veldt.nets.torsos import Torso, rows_of
 from veldt.records.block import Schema, Window
 from veldt.records.history import observation
 from veldt.records.step import EnvSpec
@@ -154,20 +154,12 @@ class QTOpt(ActionValues):
 
     def check(self, env: EnvSpec) -> None:
         super().check(env)
-        space = env.action_space
-        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-            other = "apex-dqn" if isinstance(space, spaces.Discrete) else "impala"
-            raise UserError(f"qt-opt needs a Box action space of floats, but {env.name} has {space}; {other} takes that.")
-        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise UserError(
-                f"qt-opt needs bounded actions, but {env.name} has {space}; set bounds in a wrapper "
-                "(gymnasium.wrappers.TransformAction), or use impala, which needs none."
-            )
+        require_bounded_box(env, "qt-opt")
         if self.elites > self.samples:
             raise UserError(f"algorithm.elites ({self.elites}) must be at most algorithm.samples ({self.samples}).")
         if not self.hidden:
             raise UserError("algorithm.hidden needs one layer or more.")
-        size = int(np.prod(space.shape))
+        size = int(np.prod(env.action.shape))
         if any(i >= size for i in self.binary):
             raise UserError(f"algorithm.binary names element {max(self.binary)}, but {env.name} has actions of {size}.")
 
@@ -179,12 +171,7 @@ class QTOpt(ActionValues):
 
     def network(self, env: EnvSpec) -> nn.Module:
         assert isinstance(env.action_space, spaces.Box)
-        how = (env, self.history, self.stacked)
-        vector, sight = Vector(*how), None
-        blank = self.observe(blank_rows(env, self.history), self.history - 1)
-        size = vector(blank).shape[1] if vector.keys else 0
-        if len(vector.keys) < len(env.observation):
-            sight = torso_for(*how, hidden=(), only_pictures=True)
+        vector, size, sight = self.senses(env)
         # Few episodes succeed at first: a sigmoid that starts at a half would have to fall everywhere, a step at a time.
         start = UNLIKELY if self.objective == "cross-entropy" else 0.0
         return QNetwork(vector, size, env.action_space, self.hidden, self.normalize_obs, sight, start)

@@ -26,8 +26,7 @@ class Separate(Vector):
         self._playing = [False] * n
         blank = create_empty_array(one.observation_space, n=1, fn=np.zeros)
         self._newest = [next(iter(iterate(batch_space(one.observation_space, 1), blank)))] * n
-        self._choice = isinstance(one.action_space, spaces.Discrete)
-        self._indexed = isinstance(one.action_space, spaces.Box | spaces.MultiDiscrete)
+        self._indexed = isinstance(one.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete)
 
     def begin(self, lane: int, seed: int) -> None:
         self._seeds[lane] = seed
@@ -46,10 +45,7 @@ class Separate(Vector):
         reward = np.zeros(self.num_envs)
         terminated = np.zeros(self.num_envs, np.bool_)
         truncated = np.zeros(self.num_envs, np.bool_)
-        if self._choice:
-            each: Any = actions.tolist()  # Gymnasium checks a Python int in a third of the time of a NumPy one
-        else:
-            each = actions if self._indexed else list(iterate(self.action_space, actions))
+        each: Any = actions if self._indexed else list(iterate(self.action_space, actions))
         newest, playing = self._newest, self._playing
         for i, env in enumerate(self.envs):
             seed = self._seeds[i]

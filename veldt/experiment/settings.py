@@ -199,7 +199,8 @@ def _convolutional(config: Config) -> bool:
     return (is_atari(config.env) or config.env.startswith("MinAtar/")) and named != "mlp"
 
 
-def _replays(config: Config) -> bool:
+def replays(config: Config) -> bool:
+    """Whether it has a store."""
     return config.topology != "evolution"
 
 
@@ -285,10 +286,10 @@ SCOPES = (
     Scope(("learner.eps",), lambda c: c.learner.optimizer != "sgd", "--learner.optimizer adam, rmsprop or adagrad"),
     Scope(
         ("store.", "demos", "demo_ratio", "device", "central.", "gate.listen", "checkpoint.store", "algorithm.gamma"),
-        _replays,
+        replays,
         "a recipe with a store",
     ),
-    Scope(("algorithm.clip_reward",), _replays, "a recipe with a store"),
+    Scope(("algorithm.clip_reward",), replays, "a recipe with a store"),
     Scope(("learner.sgd_momentum",), lambda c: c.learner.optimizer == "sgd", "--learner.optimizer sgd"),
     Scope(
         ("learner.cap_fraction", "learner.cap_growth"),

@@ -48,7 +48,7 @@ from veldt.experiment import recipes
 from veldt.experiment.config import Config
 from veldt.experiment.directory import MAY_CHANGE, check_same, read_yaml, require_trust
 from veldt.experiment.prepare import check_device
-from veldt.experiment.settings import check, refuse_without_effect
+from veldt.experiment.settings import check, refuse_without_effect, replays
 from veldt.foreign import YamlLoader, named
 from veldt.machine import available_memory, format_bytes
 from veldt.topologies.stores import store_size
@@ -253,7 +253,8 @@ def make_setting(name: str, values: dict[str, Any], trust: bool) -> Setting:
         require_trust("this run", config, trust)
         spec = config.env_spec()
         config.algorithm.check(spec)
-        return Setting(name, config, store_size(config, config.schema(spec)).nbytes)
+        nbytes = store_size(config, config.schema(spec)).nbytes if replays(config) else 0
+        return Setting(name, config, nbytes)
     except UserError as error:
         raise type(error)(f"{name}: {error}") from None
 

@@ -109,7 +109,7 @@ def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
 
 
 LOG_2PI = math.log(2 * math.pi)
-LEAST, MOST = -5.0, 1.0  # bounds of a log standard deviation
+LEAST, MOST = -2.0, 1.0  # bounds of a log standard deviation
 FARTHEST = 3.0  # bound of a mean whose tanh is taken: tanh(3) is 0.995
 NODES = 16  # of the quadrature of an expectation
 
