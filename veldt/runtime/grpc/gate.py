@@ -160,7 +160,8 @@ class Gate:
             stream.close(grpc.StatusCode.NOT_FOUND, "the session has ended, and its seat was given to another actor")
             return
         else:
-            free = [*own, *self._find_free(name, stream.own)][:actors]  # a gate that was killed may have given some
+            others = [seat for seat in self._find_free(name, stream.own) if seat not in own]
+            free = [*own, *others][:actors]  # a gate that was killed may have given some
             if len(free) < actors:
                 stream.close(grpc.StatusCode.RESOURCE_EXHAUSTED, self._too_few(name, actors, len(free)))
                 return
