@@ -33,10 +33,10 @@ from veldt.runtime.base import Stuck
 from veldt.runtime.grpc import wire
 from veldt.runtime.grpc.connection import LinkLost, grpc
 from veldt.runtime.grpc.link import Link
-from veldt.runtime.grpc.relay import Forward, LanePlan
+from veldt.runtime.grpc.relay import HOLD, ORDERS, Forward, LanePlan, Relay, SitePlan
 from veldt.runtime.grpc.wire import frame, parse_formats
 from veldt.runtime.local import watchdog, zygote
-from veldt.runtime.local.board import Board
+from veldt.runtime.local.board import Board, SharedRows
 from veldt.runtime.local.local import Local
 from veldt.runtime.shm.memory import Latest, make_shared_memory
 from veldt.runtime.shm.ring import Reader, Writer
@@ -243,6 +243,16 @@ def test_a_site_has_all_of_its_seats_or_none(make: Callable[..., World]) -> None
     assert [(seat.name, seat.incarnation) for seat in again.session.seats] == [("actor/0", 2), ("actor/1", 2)]
 
 
+def test_a_gate_that_was_killed_while_it_gave_seats_gives_the_rest(make: Callable[..., World]) -> None:
+    """Also when its successor has had the first of them for so long that anybody may take it."""
+    world = make(seats=3, owned=False, reconnect=0.05)
+    link = world.link(seat="", actors=2)
+    world.shared.records.words(0, 2)[:] = memoryview(bytes.fromhex(link.session.id)).cast("q")
+    time.sleep(0.1)
+    link.connect()
+    assert [seat.name for seat in link.session.seats] == ["actor/0", "actor/1"]
+
+
 def test_a_number_of_actors_that_cannot_be_is_refused(make: Callable[..., World]) -> None:
     world = make(owned=False)
     known = {"protocol": wire.PROTOCOL, "veldt": veldt.__version__, "session": "1" * 32, "seat": ""}
@@ -291,6 +301,23 @@ def test_a_reader_that_has_the_newest_value_asks_for_a_newer_one() -> None:
     relay.write(6, {"x": np.ones(3)})
     assert not relay.wanted and actors[0].read(5) is not None
     os.close(fd)
+
+
+def test_a_relay_that_is_restarted_on_hold_hears_that_the_run_goes_on(site: Site) -> None:
+    """On hold a process makes no step, and only rests."""
+    site.link.detach()
+    lanes = tuple(dict(zip(("store", "policy"), plans, strict=True)) for plans in site.plans)
+    plan = SitePlan(site.world.address, site.session, "", b"", False, 20.0, tuple(site.seats), lanes)
+    orders, counts = np.zeros(len(ORDERS), np.int64), make_shared_memory("veldt test")
+    orders[HOLD] = 1
+    relay = Relay(plan, Counters(SharedRows(counts, Board(make_shared_memory("veldt test"), 1), 0)), orders, {})
+    for i, actor in enumerate(site.seats):
+        stream, there, back = site.fds[3 * i : 3 * i + 3]
+        relay._rings |= {(actor, "store"): (Reader(stream), None), (actor, "policy"): (Reader(there), Writer(back))}
+        relay._counts[actor] = memoryview(np.zeros(len(NAMES), np.int64))
+    until(lambda: relay.rest(0.05) or not orders[HOLD], None, 5.0)
+    relay.close()
+    os.close(counts)
 
 
 # With a real run.

@@ -178,15 +178,18 @@ class Relay:
         self.link.watch(bell.fd, rung)
 
     def step(self) -> bool:
-        if not self._begun:
-            self._begun = True
-            self.link.begin()
+        self._begin()
         self.link.wake()
         return self._follow(self.link.step())
 
     def rest(self, seconds: float) -> None:
-        if self._begun:
-            self._follow(self.link.wait(seconds))
+        self._begin()  # one that is restarted while the run is on hold makes no step until the run says that it goes on
+        self._follow(self.link.wait(seconds))
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.link.begin()
 
     def close(self) -> None:
         self.link.close()
