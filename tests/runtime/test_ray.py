@@ -9,19 +9,22 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
 from chaos import alive, wait_until
 
 from veldt.cli.on_ray import SEATS, Cluster, split
-from veldt.errors import UserError
+from veldt.errors import ProcessFailed, UserError
 from veldt.experiment.run import Run
 from veldt.runtime import ray as on_ray
-from veldt.runtime.ray import Child, sites_to_add
+from veldt.runtime.ray import Child, Head, Output, Site, Status, sites_to_add
 
 HERE = Path(__file__).parents[1]
 NO_RAY = "Ray is not installed: pip install 'veldt[ray]'"
@@ -61,8 +64,9 @@ def test_nothing_else_imports_ray() -> None:
 def test_a_command_is_heard_and_dies_with_its_parent() -> None:
     child = Child(("recipes",))
     wait_until(lambda: child.code is not None, 30, "it ends")
-    assert child.code == 0 and child.count == len(child.lines) and any("apex-dqn" in line for line in child.lines)
-    assert child.since(child.count) == [] and child.since(child.count - 2) == list(child.lines)[-2:]
+    lines, count = child.output.since(0)
+    assert child.code == 0 and count == len(lines) and any("apex-dqn" in line for line in lines)
+    assert child.output.since(count) == ([], count) and child.output.since(count - 2) == (lines[-2:], count)
     paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     code = "import time; from veldt.runtime.ray import Child; print(Child(('eval', '--help')).process.pid, flush=True); "
     code += "time.sleep(60)"
@@ -74,6 +78,117 @@ def test_a_command_is_heard_and_dies_with_its_parent() -> None:
         wait_until(lambda: "--patience" in command.cmdline(), 10, "it is started")
         parent.kill()
     wait_until(lambda: not alive(command), 5, "it is gone")
+
+
+def test_each_line_is_heard_once_while_more_come() -> None:
+    output, heard, wanted = Output(), list[str](), [str(n) for n in range(20_000)]
+
+    def lines() -> Iterator[str]:
+        for line in wanted:
+            if int(line) % 1_000 == 0:  # no more than are kept
+                wait_until(lambda: len(heard) >= int(line), 20, "it is heard")  # noqa: B023
+            yield line + "\n"
+
+    count, before = 0, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = threading.Thread(target=output.read, args=(lines(),))
+    try:
+        reader.start()
+        until = time.monotonic() + 20.0
+        while len(heard) < len(wanted) and time.monotonic() < until:
+            new, count = output.since(count)
+            heard += new
+    finally:
+        sys.setswitchinterval(before)
+        reader.join(30.0)
+    assert heard == wanted
+
+
+class FakeRay:
+    """One head, which answers what it is told to; `None`: not in time."""
+
+    class exceptions:  # noqa: N801
+        class RayError(Exception): ...
+
+        class GetTimeoutError(RayError): ...
+
+    def __init__(self, answers: list[Any], exists: bool) -> None:
+        self.answers, self.known, self.calls, self.util, self.head = answers, exists, list[Any](), MagicMock(), MagicMock()
+        self.head.stop.remote = lambda number: self.calls.append(("stop", number))
+
+    def get(self, _: Any, timeout: float) -> Any:
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise self.exceptions.GetTimeoutError("Get timed out")
+        return answer
+
+    def get_actor(self, name: str) -> Any:
+        if not self.known:
+            raise ValueError(name)
+        return self.head
+
+    def kill(self, actor: Any) -> None:
+        self.calls.append("kill")
+
+    def remote(self, kind: type) -> Any:
+        made = MagicMock()
+        made.options.return_value.remote.return_value = self.head
+        return made
+
+    def get_runtime_context(self) -> Any:
+        return MagicMock(get_node_id=lambda: "here")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "here", "Resources": {"CPU": 2.0}}]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_head_that_is_not_placed_is_not_left_behind(exists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start the run later. A head of an earlier driver goes on."""
+    fake = FakeRay([None], exists)
+    monkeypatch.setattr(on_ray, "connected", lambda address: contextlib.nullcontext(fake))
+    with pytest.raises(ProcessFailed, match="did not start in 120 s; it needs 1 free CPU and 0 free GPUs"):
+        on_ray.drive(on_ray.ClusterRun("/runs/a", (), "/"), "auto", 0, lambda line: None, lambda: 0)
+    assert fake.calls == ([] if exists else ["kill"])
+
+
+def test_a_head_that_was_restarted_is_told_to_stop_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray.time, "sleep", lambda seconds: None)
+    answers = [Status(None, ["a", "b"], 2, {}), None, Status(None, [], 1, {}), Status(130, ["c"], 1, {})]
+    fake, heard = FakeRay(list(answers), True), list[str]()
+    assert on_ray._watch(fake, fake.head, heard.append, lambda: signal.SIGINT) == 130
+    assert fake.calls == [("stop", signal.SIGINT)] * 2 + ["kill"] and heard == ["a", "b", "c"]
+
+
+def test_why_a_site_failed_is_heard_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, head, site = FakeRay([], True), Head.__new__(Head), MagicMock()
+    monkeypatch.setattr(on_ray, "load", lambda: fake)
+    head._sites, head._acting, head._failed, head._child = {"abc": (site, 2)}, {}, {}, MagicMock(output=Output())
+    for answer in ((2, ""), (0, "no such env"), (0, "no such env"), (0, "")):
+        fake.answers.append(answer)
+        head._ask_sites({"abc": 2})
+        assert head._acting == {"abc": answer[0]}
+    assert head._child.output.since(0) == (["the site of host abc failed, and is started again: no such env"], 1)
+
+
+def test_a_site_is_started_again_however_often_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "Child", lambda *_: MagicMock(code=1, output=MagicMock(last=lambda: "why")))
+    site = Site("h:1", "token", b"", 2, ())
+    site.restarts = 5_000
+    assert site.poll() == (0, "why") and 0 < site._due - time.monotonic() <= 30
+
+
+def test_no_site_gets_a_token_that_is_not_written_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, head = FakeRay([], True), Head.__new__(Head)
+    fake.nodes = lambda: [{"NodeID": host, "Resources": {"CPU": 2.0}, "Alive": True} for host in ("here", "there")]  # type: ignore[method-assign]
+    monkeypatch.setattr(on_ray, "load", lambda: fake)
+    head.run = on_ray.ClusterRun(str(tmp_path), (), "/", seats=4)
+    head._sites, head._acting, head._child, head._context = {}, {}, MagicMock(code=None), fake.get_runtime_context()
+    head.address, head.certificate = "h:1", b""
+    for text, sites in (("", 0), ("abc\n", 1)):
+        (tmp_path / "token").write_text(text)
+        head._reconcile()
+        assert len(head._sites) == sites
 
 
 def test_the_certificate_is_for_the_heads_address_alone(tmp_path: Path) -> None:

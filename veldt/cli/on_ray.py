@@ -41,7 +41,7 @@ def split(flags: list[str]) -> tuple[list[str], Cluster | None]:
     if not on_ray:
         return flags, None
     numbers = [values[name] for name in ("--site-actors", "--site-seats")]
-    if not all(text.isdigit() and int(text) <= 4096 for text in numbers):
+    if not all(text.isdecimal() and int(text) <= 4096 for text in numbers):
         raise UserError("--site-actors and --site-seats are numbers, at most 4096.")
     return left, Cluster(values["--address"], *map(int, numbers))
 

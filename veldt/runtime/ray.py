@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +72,33 @@ class Status(NamedTuple):
     sites: dict[str, int]  # actors by host
 
 
+class Output:
+    """The newest lines that a command has printed. A line and its number appear at once, so that each is heard once."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._count, self._lock = 0, threading.Lock()
+
+    def read(self, stream: Iterable[str]) -> None:
+        for line in stream:
+            self.add(line.rstrip("\n"))
+
+    def add(self, line: str) -> None:
+        with self._lock:
+            self._lines.append(line)
+            self._count += 1
+
+    def since(self, count: int) -> tuple[list[str], int]:
+        """The lines after the first `count`, and how many there have been."""
+        with self._lock:
+            lines = list(self._lines)
+            return lines[max(0, len(lines) - max(0, self._count - count)) :], self._count
+
+    def last(self) -> str:
+        with self._lock:
+            return self._lines[-1] if self._lines else ""
+
+
 class Child:
     """A `veldt` command that dies with this process. The main thread starts it: the kernel watches the thread that did."""
 
@@ -88,21 +115,14 @@ class Child:
         self.process = subprocess.Popen(command, pass_fds=list(fds.values()), **how)
         for fd in fds.values():
             os.close(fd)
-        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self.count = 0
+        self.output = Output()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                self.lines.append(line.rstrip("\n"))
-                self.count += 1
-
-    def since(self, count: int) -> list[str]:
-        lines = list(self.lines)
-        return lines[max(0, len(lines) - max(0, self.count - count)) :]
+        with self.process.stdout as stream:
+            self.output.read(stream)
 
     @property
     def code(self) -> int | None:
@@ -122,14 +142,14 @@ class Site:
         self._command = ("actor", "--connect", address, "--actors", str(actors), *join)
         self._child = Child(self._command, self._secret)
 
-    def poll(self) -> tuple[int, list[str]]:
-        """(actors, the newest output); starts the command again if it failed: the run may have been away."""
+    def poll(self) -> tuple[int, str]:
+        """(actors, why there are none); starts the command again if it failed: the run may have been away."""
         code = self._child.code
         if code not in (None, 0) and not self._due:
-            self._due = time.monotonic() + min(30.0, 2.0**self.restarts)
+            self._due = time.monotonic() + min(30.0, 2.0 ** min(5, self.restarts))
         if self._due and time.monotonic() > self._due:
             self._due, self.restarts, self._child = 0.0, self.restarts + 1, Child(self._command, self._secret)
-        return (self.actors if self._child.code is None else 0), self._child.since(self._child.count - 5)
+        return (self.actors, "") if self._child.code is None else (0, self._child.output.last() if self._due else "")
 
 
 class Head:
@@ -139,6 +159,7 @@ class Head:
         ray = load()
         self.run, self._sites = run, dict[str, tuple[Any, int]]()  # by the id of a host: its site and actors
         self._acting: dict[str, int] = {}
+        self._failed: dict[str, str] = {}  # by host: the last line of its site, if that failed
         self._asked = time.monotonic()
         self._context = ray.get_runtime_context()
         command, secret, self.address, self.certificate = run.command, dict[str, bytes](), "", b""
@@ -152,7 +173,7 @@ class Head:
 
     def poll(self, count: int) -> Status:
         self._asked = time.monotonic()
-        return Status(self._child.code, self._child.since(count), self._child.count, dict(self._acting))
+        return Status(self._child.code, *self._child.output.since(count), dict(self._acting))
 
     def same(self, run: ClusterRun) -> bool:
         return run == self.run
@@ -178,8 +199,9 @@ class Head:
 
     def _reconcile(self) -> None:
         ray = load()
-        token = Path(self.run.directory) / "token"
-        if not self.run.seats or self._child.code is not None or not token.exists():
+        path = Path(self.run.directory) / "token"
+        token = path.read_text().strip() if self.run.seats and path.exists() else ""  # empty while the run writes it
+        if not token or self._child.code is not None:
             return
         hosts = {x["NodeID"]: int(x["Resources"].get("CPU", 0)) for x in ray.nodes() if x["Alive"]}
         hosts.pop(self._context.get_node_id())
@@ -188,14 +210,17 @@ class Head:
         for host, actors in sites_to_add(hosts, taken, self.run.actors, self.run.seats).items():
             how = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(host, soft=False)
             made = ray.remote(Site).options(num_cpus=min(actors, hosts[host]), scheduling_strategy=how)
-            arguments = (self.address, token.read_text().strip(), self.certificate, actors, self.run.join)
+            arguments = (self.address, token, self.certificate, actors, self.run.join)
             self._sites[host] = made.remote(*arguments), actors
 
     def _ask_sites(self, hosts: Mapping[str, int]) -> None:
         ray = load()
         for host, (site, _) in list(self._sites.items()):
             try:
-                self._acting[host] = ray.get(site.poll.remote(), timeout=ANSWER_S)[0]
+                self._acting[host], why = ray.get(site.poll.remote(), timeout=ANSWER_S)
+                if why and why != self._failed.get(host):
+                    self._failed[host] = why
+                    self._child.output.add(f"the site of host {host[:8]} failed, and is started again: {why}")
             except ray.exceptions.GetTimeoutError:
                 self._acting[host] = 0  # it waits for its CPUs, or the host cannot be reached
             except ray.exceptions.RayError:
@@ -296,15 +321,30 @@ def drive(run: ClusterRun, address: str, gpus: int, say: Callable[[str], None], 
         here = ray.get_runtime_context().get_node_id()
         how = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
         has = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
-        options = {"name": f"veldt{run.directory}", "get_if_exists": True, "lifetime": "detached", "max_restarts": -1}
+        name = f"veldt{run.directory}"
+        options = {"name": name, "get_if_exists": True, "lifetime": "detached", "max_restarts": -1}
         options |= {"num_cpus": 1, "num_gpus": min(gpus, int(has.get("GPU", 0))), "scheduling_strategy": how}
+        found = _exists(ray, name)
         head = ray.remote(Head).options(**options).remote(run)
         try:
             if not ray.get(head.same.remote(run), timeout=FIRST_S):
                 raise UserError(f"{run.directory} is being trained on this cluster with other flags; stop that run first.")
         except ray.exceptions.RayError as error:
+            if not found:
+                ray.kill(head)  # it would start the run as soon as it is placed, when nobody expects that
+            if isinstance(error, ray.exceptions.GetTimeoutError):
+                needs = f"1 free CPU and {options['num_gpus']} free GPUs on this host"
+                raise ProcessFailed(f"The run's head did not start in {FIRST_S:.0f} s; it needs {needs}.") from None
             raise ProcessFailed(f"The run's head did not start: ...{str(error)[-500:]}") from None
         return _watch(ray, head, say, stopped)
+
+
+def _exists(ray: Any, name: str) -> bool:
+    try:
+        ray.get_actor(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _watch(ray: Any, head: Any, say: Callable[[str], None], stopped: Callable[[], int]) -> int:
@@ -318,7 +358,10 @@ def _watch(ray: Any, head: Any, say: Callable[[str], None], stopped: Callable[[]
                 raise ProcessFailed(f"The run's head does not answer: {str(error)[:300]}") from None
             time.sleep(0.5)
             continue
-        count, away = (0 if status.ever < count else status.ever), 0.0  # a new head counts from the beginning
+        if status.ever < count:  # a new head counts from the beginning, and was not told to stop
+            count, told, away = 0, False, 0.0
+        else:
+            count, away = status.ever, 0.0
         for line in status.lines:
             say(line)
         if status.sites != sites:
