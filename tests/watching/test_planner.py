@@ -63,10 +63,13 @@ def test_a_site_gets_weights_once() -> None:
     assert forecast(rare, 8, per_host=8).weights == pytest.approx(10e6), "ten versions a second, once"
     assert forecast(rare, 8).weights == pytest.approx(80e6)
     assert forecast(rare, 8).age == pytest.approx(0.1 + 0.1)
+    assert forecast(costs, 2, per_host=32).weights == pytest.approx(20e6), "a host has no more actors than there are"
 
 
 def test_a_run_that_says_too_little_is_refused() -> None:
-    for lines in ([], lines_of(1, seconds=3), [{"time_s": 50.0, "env_steps": 3}]):
+    other = [{name: x for name, x in line.items() if name != "cpu/actor"} for line in lines_of(1)]
+    idle = [{name: x for name, x in line.items() if name != "learner_steps_per_s"} for line in lines_of(1)]
+    for lines in ([], lines_of(1, seconds=3), [{"time_s": 50.0, "env_steps": 3}], other, idle):
         with pytest.raises(UserError, match="too short to plan from"):
             calibrate(lines, 0, 0.0)
 
@@ -82,3 +85,7 @@ def test_the_command_prints_a_row_for_each_number(tmp_path: Path, capsys: pytest
     assert rows[4].split()[:2] == ["1,000", "50,000"] and rows[4].endswith("learner") and "was not measured" in rows[5]
     assert len(table([], 0.0)) == 1
     assert main(["plan", str(tmp_path), "--actors", "0"]) == 2
+    for recipe in ("gorila", "a3c", "es", "dqn"):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_plain(recipes.make(recipe, "CartPole-v1"))))
+        assert main(["plan", str(tmp_path)]) == 2
+        assert f"{recipe} has other processes than the planner knows" in capsys.readouterr().err

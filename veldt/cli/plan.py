@@ -14,6 +14,8 @@ from typing import Annotated
 import tyro
 
 from veldt.bounds import above, at_least, check
+from veldt.cli.on_ray import JOINABLE
+from veldt.errors import UserError
 from veldt.machine import format_bytes
 from veldt.watching.planner import SERVICES, Costs, Forecast, calibrate, forecast
 from veldt.watching.plot import read_lines
@@ -39,6 +41,10 @@ def run(argv: list[str]) -> int:
     from veldt.experiment.run import Run  # here: it imports torch
 
     config = Run(args.run).config
+    if config.topology not in JOINABLE:
+        raise UserError(
+            f"{config.recipe} has other processes than the planner knows: it plans from Ape-X, R2D2, IMPALA and SEED."
+        )
     looks = config.refresh * config.envs_per_actor if config.inference == "local" else 0.0
     weights = args.run / "checkpoints" / "latest" / "weights.safetensors"
     size = os.stat(weights).st_size if weights.exists() else 0

@@ -47,9 +47,10 @@ class Forecast:
 
 def calibrate(lines: Sequence[Mapping[str, Any]], weights: int, looks: float) -> Costs:
     """`lines` of metrics.jsonl; `weights`: bytes; `looks`: see Costs."""
-    timed = [line for line in lines if line.get("env_steps_per_s") and line.get("cpu/learner") is not None]
+    both = ("cpu/actor", "cpu/learner")
+    timed = [line for line in lines if line.get("env_steps_per_s") and all(line.get(name) for name in both)]
     end = float(timed[-1]["time_s"]) if timed else 0.0
-    used = [line for line in timed if line["time_s"] >= WARM_UP * end and line["learner_steps_per_s"] > 0]
+    used = [line for line in timed if line["time_s"] >= WARM_UP * end and (line.get("learner_steps_per_s") or 0.0) > 0]
     if not used or end - used[0]["time_s"] < SHORTEST_S:
         raise UserError("The run is too short to plan from: train for at least ten seconds in processes, with updates.")
 
@@ -81,7 +82,7 @@ def forecast(costs: Costs, actors: int, cores: float = 0.0, per_host: int = 0) -
     published, age, fetched = costs.published * steps, 0.0, 0.0
     if costs.looks and costs.weights:
         look_s = costs.looks * actors / steps
-        fetched = min(published, 1 / look_s if not per_host else per_host / look_s)  # of one host, a second
+        fetched = min(published, min(per_host or 1, actors) / look_s)  # of one host, a second
         age = look_s + 1 / published if published else look_s
     sent, down = costs.sent * steps, hosts * costs.weights * fetched
     return Forecast(actors, steps, costs.updates * steps, total * steps, sent, down, age, limit)
