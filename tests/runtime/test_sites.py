@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import chaos
@@ -26,6 +27,8 @@ import veldt
 from veldt import callables
 from veldt.counters import NAMES, Counters
 from veldt.errors import UserError
+from veldt.experiment import site as site_module
+from veldt.experiment.joined import Assignment
 from veldt.experiment.prepare import make_gate
 from veldt.program import ROWS, Program
 from veldt.records.tree import Tree
@@ -426,6 +429,39 @@ def test_a_site_waits_for_a_run_that_does_nothing(monkeypatch: pytest.MonkeyPatc
             except Stuck:
                 stuck = True
         assert stuck != excused
+
+
+def test_what_a_run_asks_of_a_site_in_vain_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VELDT_LIGHT", "")  # and as it was after the test
+    for name in ("start_early", "discard"):
+        monkeypatch.setattr(site_module.zygote, name, lambda **_: None)
+    link: Any = SimpleNamespace(session=SimpleNamespace(seats=[]))
+    central, local = (
+        Assignment(0, "CartPole-v1", frozenset(), None, {"nonsense": 1}),
+        Assignment(1, "X", frozenset(), object()),
+    )
+    for asked, words in (
+        ([central], "cannot be built here .TypeError"),
+        ([central, local], "central and for local inference"),
+    ):
+        with pytest.raises(UserError, match=words):
+            site_module.live(link, asked, lambda: False, 10.0)
+
+
+class Lost:
+    """A relay that has lost the run."""
+
+    def step(self) -> bool:
+        raise LinkLost("The run at h:1 could not be reached.")
+
+
+def test_a_site_that_has_lost_its_run_says_so_without_a_traceback() -> None:
+    program = Program()
+    program.add("counters", Counters, ROWS)
+    program.add("relay", Lost, light=True, keep=True)
+    refused = pytest.raises(LinkLost, match=r"^The run at h:1 could not be reached\.$")
+    with refused, site_module.loss_of_the_link(), Local().start(program) as nodes:
+        until(nodes.step, None)
 
 
 class Importer:

@@ -10,7 +10,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -251,11 +251,18 @@ def live(link: Link, assignment: Assignment, leaving: Callable[[], bool]) -> Non
 
 def build(link: Link, assignment: Assignment) -> Host:
     """The actor's nodes, and checks of all that the run will send them."""
-    try:
+    with explained():
         return _central(link, assignment) if assignment.config is None else _local(link, assignment)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Building what the run asks for: settings that do not go together may raise anything."""
+    try:
+        yield
     except (UserError, EnvError, LinkLost):
         raise
-    except Exception as error:  # settings that do not go together may raise anything
+    except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise UserError(f"What the run asks for cannot be built here ({why[:500]}).") from error
 

@@ -22,11 +22,12 @@ import numpy as np
 from veldt import callables
 from veldt.acting.actor import Policy
 from veldt.counters import Counters
-from veldt.errors import UserError
-from veldt.experiment.joined import Assignment, add_light_actor, check_weights, match, reached
+from veldt.errors import ProcessFailed, UserError
+from veldt.experiment.joined import Assignment, add_light_actor, check_weights, explained, match, reached
 from veldt.metrics import own_metrics
 from veldt.program import CELL, ROWS, Program
 from veldt.records.checks import ActionCheck
+from veldt.runtime.grpc.connection import LinkLost
 from veldt.runtime.grpc.link import Link
 from veldt.runtime.grpc.relay import HOLD, ORDERS, QUIT, STOPPING, Carried, LanePlan, Relay, SitePlan
 from veldt.runtime.grpc.session import LinkSeat
@@ -57,10 +58,11 @@ def live(link: Link, assignments: list[Assignment], leaving: Callable[[], bool],
     zygote.start_early(light=central)
     try:
         with callables.only(assignments[0].imports):
-            program = make_program(link, assignments)
+            with explained():
+                program = make_program(link, assignments)
             runtime = Local(None, step_timeout, LIVES * max(seat.incarnation for seat in seats), _queue(seats))
             link.detach()
-            with _log_to_screen(), runtime.start(program) as nodes:
+            with _log_to_screen(), loss_of_the_link(), runtime.start(program) as nodes:
                 first, last = (f"actor/{assignment.index}" for assignment in (assignments[0], assignments[-1]))
                 where = "central" if central else "local"
                 what = f"{len(seats)} actors, {first} ... {last}" if len(seats) > 1 else first
@@ -68,6 +70,17 @@ def live(link: Link, assignments: list[Assignment], leaving: Callable[[], bool],
                 supervise(nodes, [f"actor/{assignment.index}" for assignment in assignments], leaving)
     finally:
         zygote.discard()
+
+
+@contextmanager
+def loss_of_the_link() -> Iterator[None]:
+    """That the relay has lost the run is no fault of its process, whose traceback would say nothing more."""
+    try:
+        yield
+    except ProcessFailed as error:
+        if (why := str(error).removeprefix(f"relay failed with {LinkLost.__name__}: ")) != str(error):
+            raise LinkLost(why) from None
+        raise
 
 
 def supervise(nodes: LocalNodes, actors: list[str], leaving: Callable[[], bool]) -> None:
@@ -89,6 +102,8 @@ def supervise(nodes: LocalNodes, actors: list[str], leaving: Callable[[], bool])
 
 def make_program(link: Link, assignments: list[Assignment]) -> Program:
     """The actors, and the relay in place of the rest of the run."""
+    if len({assignment.config is None for assignment in assignments}) > 1:
+        raise UserError("The run asks for central and for local inference at once; is it the run that you meant to join?")
     program = Program()
     counters, orders = program.add("counters", Counters, ROWS), program.array("orders", (len(ORDERS),), np.int64)
     if assignments[0].config is None:
