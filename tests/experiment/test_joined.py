@@ -197,6 +197,19 @@ def test_no_lie_of_a_run_harms_an_actor(recipe: str, canary: Path) -> None:
     fuzz(recipe, 300, canary)
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 62, 10**30])
+def test_numbers_of_a_welcome_that_cannot_be_are_refused(number: int) -> None:
+    """They would overflow where numbers of messages are counted on, or in the processes of a site."""
+    with house_of(small(RECIPES[0])) as house:
+        true = welcome_of(house)
+    for name in ("incarnation", "written", "tail"):
+        welcome = json.loads(json.dumps(true))
+        (seat,) = welcome["seats"]
+        (seat if name == "incarnation" else seat["ports"][0])[name] = number
+        with pytest.raises(Refused, match="invalid"):
+            Listener().session.accept(wire.parse(frame(wire.WELCOME, json.dumps(welcome).encode())))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from veldt.runtime.grpc.session import Session
 
 MAX_WINDOW = 1 << 16  # messages that may be unacknowledged
+MAX_NUMBER = 1 << 53  # of a message
 
 
 class Box(Protocol):
@@ -40,8 +41,10 @@ class Mailbox:
     def __init__(self, session: "Session", channel: int, port: dict[str, Any]) -> None:
         """`port` is the description of the lane in the run's welcome."""
         self._session, self._channel, self._window = session, channel, int(port["window"])
-        if not 0 < self._window <= MAX_WINDOW or min(int(port["written"]), int(port["tail"])) < 0:
-            raise Refused("a channel with an invalid window")
+        if not 0 < self._window <= MAX_WINDOW or not all(
+            0 <= int(port[name]) <= MAX_NUMBER for name in ("written", "tail")
+        ):
+            raise Refused("a channel with an invalid window or number")
         self._formats = Formats(wire.parse_formats(port["formats"]))
         self.kept: deque[bytes] = deque()  # frames that the run has not acknowledged
         self._base = int(port["written"])  # the number of the first of them

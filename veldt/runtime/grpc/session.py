@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REPORT_S = 0.1  # between two reports of counts
 MAX_COUNT = 1 << 53
+MAX_LIFE = 1 << 40  # incarnation of a seat; a site multiplies it
 
 
 class LinkRows:
@@ -160,6 +161,8 @@ class Session:
                 self.boxes.append(boxes[lane])
             counts = self.rows.mine if i == 0 else [0] * len(NAMES)
             name, life, told = str(seat["seat"]), int(seat["incarnation"]), seat.get("assignment")
+            if not 0 <= life <= MAX_LIFE:
+                raise Refused("a seat with an invalid incarnation")
             self.seats.append(LinkSeat(name, life, told, list(seat["ports"]), boxes, counts))
         self.cells = {str(name): LinkCell(self.wake, i) for i, name in enumerate(welcome["latest"])}
         largest = max((box.answer_formats.largest for box in self.boxes), default=0)
