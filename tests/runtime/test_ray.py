@@ -20,7 +20,9 @@ import psutil
 import pytest
 from chaos import alive, wait_until
 
+from veldt.cli.on_ray import FLAGS as FLAGS_OF_CLUSTER
 from veldt.cli.on_ray import SEATS, Cluster, split
+from veldt.cli.train import EXAMPLE
 from veldt.errors import ProcessFailed, UserError
 from veldt.experiment.run import Run
 from veldt.runtime import ray as on_ray
@@ -46,6 +48,10 @@ def test_flags_of_the_cluster_are_taken_out() -> None:
         assert split(other) == (other, None)
     with pytest.raises(UserError, match="--site-actors and --site-seats are numbers"):
         split(["--runtime", "ray", "--site-actors", "many"])
+
+
+def test_the_flags_are_in_the_help() -> None:
+    assert all(flag in EXAMPLE for flag in ("--runtime ray", *FLAGS_OF_CLUSTER))
 
 
 def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

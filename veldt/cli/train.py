@@ -25,6 +25,8 @@ EXAMPLE = """
 Example: veldt train dqn --env CartPole-v1 --steps 60_000 --seed 1 --run runs/cart --store.capacity 2GB
 
 Training in a directory that has a checkpoint continues from it. Ctrl-C writes a checkpoint and stops.
+
+On a Ray cluster: --runtime ray, with --address HOST:PORT, --site-actors N (at each other host) and --site-seats N (in all).
 """
 
 
