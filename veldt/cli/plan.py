@@ -14,7 +14,6 @@ from typing import Annotated
 import tyro
 
 from veldt.bounds import above, at_least, check
-from veldt.cli.on_ray import JOINABLE
 from veldt.errors import UserError
 from veldt.machine import format_bytes
 from veldt.watching.planner import SERVICES, Costs, Forecast, calibrate, forecast
@@ -38,7 +37,8 @@ class Plan:
 def run(argv: list[str]) -> int:
     args = tyro.cli(Plan, args=argv, prog="veldt plan", description=__doc__)
     check(args)
-    from veldt.experiment.run import Run  # here: it imports torch
+    from veldt.cli.on_ray import JOINABLE
+    from veldt.experiment.run import Run  # here: they import torch
 
     config = Run(args.run).config
     if config.topology not in JOINABLE:
