@@ -161,8 +161,8 @@ class Program:
 
 
 def root(name: str, nodes: Mapping[str, Node]) -> str:
-    """The node that has a process, which this one shares."""
-    while (on := nodes[name].on) is not None:
+    """The node that has a process, which this one shares; where `nodes` are those of one process, the first of them."""
+    while (on := nodes[name].on) is not None and on in nodes:
         name = on
     return name
 

@@ -219,9 +219,11 @@ def test_in_mode_first_a_run_in_one_thread_resumes_exactly(tmp_path: Path) -> No
 
 
 def test_what_a_run_leaves_can_be_used_as_any(tmp_path: Path) -> None:
-    run = tiny(tmp_path / "run", **{"eval.every": 3_000, "eval.episodes": 2, "actors": 2, "runtime": "local"})
+    how: dict[str, Any] = {"eval.every": 20_000, "eval.episodes": 2, "actors": 2, "runtime": "local", "log.every": 0.5}
+    run = tiny(tmp_path / "run", **how, steps=100_000)  # long enough for rates, which are taken over a second
     line = run.metrics[-1]
-    assert line["episodes_per_s"] > 0 and 0 < line["update_ratio"] < 1 and line["bytes_per_s"] > 0
+    assert any(x.get("episodes_per_s", 0) > 0 and x["bytes_per_s"] > 0 for x in run.metrics)
+    assert any(0 < x.get("update_ratio", 0) < 1 for x in run.metrics)  # 0 where all returns of a generation were equal
     assert "mean_weights_return" in line and "best_pair_return" in line
     assert len(run.evaluations) >= 2
     assert len(run.evaluate(episodes=3).returns) == 3
