@@ -294,6 +294,7 @@ VECTOR = {"obs": spec((3,), np.float32)}
         (VECTOR, spaces.Discrete(2), "dpg needs a Box action space of floats, .*Discrete.*apex-dqn takes that"),
         (VECTOR, spaces.Box(0, 9, (2,), np.int64), "dpg needs a Box action space of floats"),
         (VECTOR, spaces.Box(-np.inf, np.inf, (2,)), "dpg needs bounded actions, .*TransformAction"),
+        (VECTOR, spaces.Box(-1e300, 1.0, (2,), np.float64), "dpg needs bounded actions, .*TransformAction"),
     ],
 )
 def test_what_dpg_cannot_take_is_said(observation: Any, space: Any, words: str) -> None:

@@ -90,6 +90,31 @@ def test_a_recipe_asks_which_actions_a_gymnasium_id_has_and_imports_no_module_fo
     assert not imported
 
 
+def test_an_environment_is_made_once_however_many_configs_ask_for_its_actions() -> None:
+    """A plot of many runs reads many configs."""
+    made: list[Any] = []
+
+    class Noisy(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+
+        def __init__(self, size: float) -> None:
+            made.append(self)
+            self.action_space = gym.spaces.Box(-1, 1, (2,)) if size else gym.spaces.Discrete(2)
+
+        def close(self) -> None:
+            raise OSError("its window is gone")
+
+    try:
+        for size in (1.0, 0.0):  # an id may be registered again, as another environment
+            gym.register("Noisy-v0", entry_point=Noisy, kwargs={"size": size})
+            gammas = {recipes.make("impala", "Noisy-v0").algorithm.gamma for _ in range(3)}  # type: ignore[attr-defined]
+            assert gammas == {0.97 if size else 0.995}
+            del gym.registry["Noisy-v0"]
+    finally:
+        gym.registry.pop("Noisy-v0", None)
+    assert len(made) == 2
+
+
 def test_an_environment_that_cannot_be_made_has_no_continuous_actions_that_are_known() -> None:
     def broken() -> Any:
         raise OSError("no display")

@@ -14,6 +14,7 @@ from veldt.algorithms.qt_opt import QTOpt
 from veldt.counters import Counters
 from veldt.demos.recording import Immediate
 from veldt.envs import make_env
+from veldt.experiment.populations.transplant import is_learned
 from veldt.learning.bellman import BellmanUpdater
 from veldt.learning.learner import LearnerConfig
 from veldt.learning.optim import Flat
@@ -80,6 +81,32 @@ def test_target_networks_are_published_every_so_often_and_continue_from_their_st
     one, other = targets.weights(), again.weights()
     assert one is not None and other is not None and one.version == other.version == 12
     assert (one.vector == other.vector).all()
+
+
+@pytest.mark.parametrize(("own", "theirs"), [(60, 61), (61, 23), (5, 60)])
+def test_a_member_of_a_population_gets_both_target_networks_of_the_one_it_copies(own: int, theirs: int) -> None:
+    """Its number of updates is another, so the copies of the average are as old as they were, and no copy is blank."""
+    runs = []
+    for updates in (own, theirs):
+        targets, counters, updater = targets_of(0.9, 16)
+        rng = torch.Generator().manual_seed(updates)
+        for _ in range(updates):
+            updater.owned.flat.gradient.copy_(torch.randn(len(updater.owned.flat.gradient), generator=rng))
+            updater.update([""], 1.0)
+            counters.add("learner_steps", 1)
+        runs.append((targets, counters, updater))
+    (ours, counters, updater), (donor, _, _) = runs
+    ours.load_state(ours.state() | {name: x for name, x in donor.state().items() if is_learned("targets", name, x)})
+    assert ours.version == own and donor.version == theirs
+    assert (ours.average == donor.average).all()
+    kept = [number for number in ours.numbers if number >= 0]
+    assert own < 20 or (ours.lagged == donor.lagged).all()
+    assert any((ours.lagged == copy).all() for copy in donor.copies) and ours.lagged.any()
+    assert len(kept) == len(set(kept)) and max(kept) <= own
+    for _ in range(40):
+        updater.update([""], 1.0)
+        counters.add("learner_steps", 1)
+    assert 16 <= ours.version - max(n for n in ours.numbers if n <= ours.version - 16) < 20, "and they go on"
 
 
 # Labelled blocks.

@@ -270,6 +270,21 @@ def test_bounds_may_differ_from_one_part_to_the_next() -> None:
     np.testing.assert_allclose(out["action"], [[0, -3e38]], rtol=1e-6)  # a range that no float32 could hold
 
 
+@pytest.mark.parametrize("bound", [1e39, 1e300, float(np.finfo(np.float64).max)])
+def test_a_bound_that_no_float32_can_hold_is_none(bound: float) -> None:
+    """Some environments say so that they have none."""
+    space = spaces.Box(np.array([-bound, 0, -1]), np.array([bound, bound, 1]), dtype=np.float64)
+    out = Gaussian(space).draw(np.array([[-40, 0.5, 0.5, -5, -5, -5]], np.float32), np.zeros(1), np.random.default_rng(0))
+    np.testing.assert_allclose(out["action"], [[-40, 0.5, np.tanh(0.5)]], rtol=1e-6)
+
+
+def test_draws_of_a_range_with_one_bound_begin_at_the_allowed_action_that_is_nearest_to_0() -> None:
+    """Around 0 all of them would be clipped to the same action."""
+    space = spaces.Box(np.array([5, -np.inf, -3], np.float32), np.array([np.inf, -2, np.inf], np.float32))
+    out = Gaussian(space).draw(np.array([[1, 0, 1, 0, 0, 0]], np.float32), np.zeros(1), np.random.default_rng(0))
+    assert out["action"].tolist() == [[6, -2, 1]]
+
+
 def test_a_gaussian_that_does_not_explore_takes_the_mean() -> None:
     of, n = Gaussian(box(-1, 1)), 4_000
     parameters = np.tile(np.array([0.1, -0.2, 0.3, 0, 0, 0], np.float32), (n, 1))

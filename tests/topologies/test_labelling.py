@@ -178,6 +178,7 @@ def test_killed_processes_come_back_and_no_label_is_doubled(kills: int) -> None:
     [
         ({"inference": "central"}, "computes actions in each actor"),
         ({"store.selector": "prioritized"}, "uniformly"),
+        ({"labels.max_age": 2}, "at least targets.publish_every"),
         ({"offline_updates": 10}, "needs logged data"),
         ({"updaters": 0}, "updaters must be greater than 0"),
         ({"targets.average": 1.5}, "targets.average must be from 0 to 1"),

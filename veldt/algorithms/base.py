@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from veldt import bounds
 from veldt.bounds import above, at_least, between
 from veldt.errors import UserError
+from veldt.learning.distributions import WIDEST
 from veldt.learning.returns import NStep, n_step
 from veldt.nets.networks import TAKEN, Recurrent, Rows, Vector
 from veldt.nets.torsos import Torso, blank_rows, each, on_device, torso_for, user_network
@@ -234,7 +235,7 @@ def require_bounded_box(env: EnvSpec, name: str) -> None:
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         other = "apex-dqn" if isinstance(space, spaces.Discrete) else "impala"
         raise UserError(f"{name} needs a Box action space of floats, but {env.name} has {space}; {other} takes that.")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+    if not all((np.abs(bound.astype(np.float64)) <= WIDEST).all() for bound in (space.low, space.high)):
         raise UserError(
             f"{name} needs bounded actions, but {env.name} has {space}; set bounds in a wrapper "
             "(gymnasium.wrappers.TransformAction), or use impala, which needs none."

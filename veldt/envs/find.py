@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from veldt import callables
 from veldt.compiled import LIGHT
@@ -57,18 +58,35 @@ def is_atari(env: str) -> bool:
     return env.rpartition(":")[2].startswith("ALE/")
 
 
+_continuous: dict[str, tuple[EnvSpec, bool]] = {}  # ids that were looked at, as they were registered then
+
+
 def has_continuous_actions(env: str) -> bool:
     """Whether a Gymnasium id has Box actions of floats. False where that is not known: if it cannot be made, and for
-    `module:...`, which is not imported to find out."""
+    `module:...`, which is not imported to find out. It is made once in a process, however many configs ask."""
     if ":" in env or is_atari(env):
         return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             find(env)
-            with contextlib.closing(gym.make(env, disable_env_checker=True)) as made:
-                space = made.action_space
+            registered = gym.spec(env)
     except Exception:  # of any kind; whoever makes it to use it reports that
+        return False
+    if env not in _continuous or _continuous[env][0] is not registered:
+        _continuous[env] = registered, _makes_floats(env)
+    return _continuous[env][1]
+
+
+def _makes_floats(env: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = gym.make(env, disable_env_checker=True)
+            space = made.action_space
+            with contextlib.suppress(Exception):
+                made.close()
+    except Exception:  # as above
         return False
     return isinstance(space, gym.spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
 

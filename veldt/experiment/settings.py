@@ -154,6 +154,12 @@ def _qt_opt_problems(config: Any) -> Iterator[str]:
         yield f"{config.recipe} labels what it draws uniformly: use --store.selector uniform."
     if config.offline_updates and not (config.demos and config.store.samples_per_insert):
         yield "offline_updates needs logged data (--demos DIRECTORY) and store.samples_per_insert above 0."
+    oldest, every = config.labels.max_age, config.targets.publish_every
+    if 0 < oldest < every:
+        yield (
+            f"labels.max_age ({oldest:,}) must be at least targets.publish_every ({every:,}), or 0: before the next "
+            "publication all labels would be too old, and learning would stop."
+        )
     held = 2 * config.own_actors * config.envs_per_actor * config.actor.block
     if config.offline_updates and config.steps < held:
         yield f"offline_updates needs steps of at least {held:,}: that many are taken before actors wait for the updates."

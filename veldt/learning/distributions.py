@@ -110,6 +110,7 @@ def _draw(log_p: Array, random: Array, explore: Array, edges: Array) -> Any:
 
 LOG_2PI = math.log(2 * math.pi)
 LEAST, MOST = -2.0, 1.0  # bounds of a log standard deviation
+WIDEST = float(np.finfo(np.float32).max)  # of a bound: actions are float32
 FARTHEST = 3.0  # bound of a mean whose tanh is taken: tanh(3) is 0.995
 NODES = 16  # of the quadrature of an expectation
 
@@ -118,20 +119,21 @@ class Gaussian:
     """Independent normal distributions: parameters are means, then log deviations.
 
     `drawn` records what was drawn. An element of the action that has a lower and an upper bound is its tanh, in units of
-    half the range; any other is what was drawn, clipped to the environment's bound. Densities are those of what was drawn:
-    tanh changes neither a ratio nor a divergence. The entropy is that of the action before it is clipped: the bonus for it
-    does not push draws beyond the bounds, where all of them are the same action.
+    half the range; any other is what was drawn, added to the allowed action nearest to 0 and clipped to its bound.
+    Densities are those of what was drawn: tanh changes neither a ratio nor a divergence. The entropy is that of the action
+    before it is clipped: the bonus for it does not push draws beyond the bounds, where all of them are the same action.
     """
 
     taken = "drawn"
 
     def __init__(self, space: spaces.Box) -> None:
         low, high = (np.asarray(x, np.float64).ravel() for x in (space.low, space.high))
-        bounded = np.isfinite(low) & np.isfinite(high)
+        bounded = (np.abs(low) <= WIDEST) & (np.abs(high) <= WIDEST)
+        low, high = low.clip(-WIDEST, WIDEST), high.clip(-WIDEST, WIDEST)
         self.low, self.high, self.shape = low, high, space.shape
         self.bounded = bounded
-        self.center = np.where(bounded, np.where(bounded, low, 0) / 2 + np.where(bounded, high, 0) / 2, 0.0)
-        self.radius = np.where(bounded, np.where(bounded, high, 0) / 2 - np.where(bounded, low, 0) / 2, 1.0)
+        self.center = np.where(bounded, low / 2 + high / 2, np.clip(0.0, low, high))
+        self.radius = np.where(bounded, high / 2 - low / 2, 1.0)
         self.encoded = len(low)
         self.size = 2 * self.encoded
         self.extras: Spec = {"drawn": spec((self.encoded,), np.float32)}

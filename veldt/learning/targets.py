@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,8 +67,11 @@ class Targets:
             self._copy()
 
     def _copy(self) -> None:
-        slot = self.version // self.every % COPIES
+        slot = self._slot(self.version)
         self.copies[slot], self.numbers[slot] = self.average, self.version
+
+    def _slot(self, version: int) -> int:
+        return version // self.every % COPIES
 
     @property
     def lagged(self) -> Tensor:
@@ -88,18 +92,26 @@ class Targets:
     def metrics(self) -> dict[str, float]:
         return {"target_distance": float(torch.linalg.vector_norm(self.average - self.lagged))} if self.version >= 0 else {}
 
+    # In a checkpoint a copy has an age: a member of a population that gets the averages of another has updates of its own.
+
     def state(self) -> dict[str, Any]:
+        ages = [self.version - number if 0 <= number <= self.version else -1 for number in self.numbers]
         return {
-            "average": self.average.cpu().numpy(),
-            "copies": self.copies.cpu().numpy(),
-            "numbers": list(self.numbers),
+            "target/average": self.average.cpu().numpy(),
+            "target/copies": self.copies.cpu().numpy(),
+            "target/ages": np.array(ages, np.float64),  # updates; -1: it is empty
             "version": self.version,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.average.copy_(torch.from_numpy(state["average"]))
-        self.copies.copy_(torch.from_numpy(state["copies"]))
-        self.numbers, self.version = [int(x) for x in state["numbers"]], int(state["version"])
+        self.version, self.numbers = int(state["version"]), [-1] * COPIES
+        self.average.copy_(torch.from_numpy(state["target/average"]))
+        copies, ages = torch.from_numpy(state["target/copies"]), state["target/ages"].astype(np.int64)
+        for saved in np.argsort(-ages, kind="stable").tolist():  # the oldest first
+            if ages[saved] >= 0:
+                number = max(0, self.version - int(ages[saved]))
+                slot = self._slot(number)
+                self.copies[slot], self.numbers[slot] = copies[saved], number
 
 
 class Averaged:

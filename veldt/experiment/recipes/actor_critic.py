@@ -30,7 +30,8 @@ def impala(env: str) -> Config:
                 publish_every=1,
             ),
         )
-    small, continuous = is_minatar(env), has_continuous_actions(env)
+    small = is_minatar(env)
+    continuous = not small and has_continuous_actions(env)
     learner = LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1)
     return replace(
         config,
