@@ -214,7 +214,7 @@ BUILT_IN: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     ),
     "slow network of the actors": (
         quick,
-        LARGE | {"steps": 8_000, "envs_per_actor": 1, "store.samples_per_insert": 0.5},
+        LARGE | {"steps": 40_000, "stop_after": "20s", "envs_per_actor": 1, "store.samples_per_insert": 0.5},
         ["learner waits", "in their network"],
     ),
 }
