@@ -35,14 +35,14 @@ def impala(env: str) -> Config:
     learner = LearnerConfig(batch=8, lr=3e-3, anneal=True, clip_norm=1.0, publish_every=1)
     return replace(
         config,
-        steps=4_000_000 if small else max(3 * usual_steps(env), 400_000 if continuous else 0),
+        steps=4_000_000 if small else max(3 * usual_steps(env), 1_500_000 if continuous else 0),
         algorithm=VTraceActorCritic(
             gamma=0.97 if continuous else 0.99 if small else 0.995,
             normalize=True,
             entropy_cost=0.02 if small else 0.003,
         ),
         store=replace(QUEUE, capacity=str(16 * 20)),
-        learner=replace(learner, batch=4, lr=1e-3) if continuous else learner,
+        learner=replace(learner, batch=4, lr=3e-4) if continuous else learner,
         eval=replace(config.eval, every=200_000 if small else 30_000),
         checkpoint=CheckpointConfig(every=500_000 if small else 100_000),
     )
