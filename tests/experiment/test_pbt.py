@@ -25,14 +25,18 @@ import veldt
 from veldt.__main__ import main
 from veldt.cli import pbt as command
 from veldt.errors import UserError
+from veldt.experiment import recipes
 from veldt.experiment.populations import scheduler as scheduling
 from veldt.experiment.populations.crew import Job, Processes
 from veldt.experiment.populations.population import Outcome, Population
 from veldt.experiment.populations.quantum import run_quantum
 from veldt.experiment.populations.scheduler import Scheduler, check_same
 from veldt.experiment.populations.spec import Spec, read_spec
-from veldt.experiment.populations.transplant import transplant
+from veldt.experiment.populations.transplant import is_learned, transplant
+from veldt.experiment.recipes import RECIPES
 from veldt.experiment.run import Run
+from veldt.runtime import Inline
+from veldt.topologies import make_program
 from veldt.watching.lineage import Line, ancestors, read_lineage
 
 SET = {name: list(x) if isinstance(x, tuple) else x for name, x in TINY.items()}
@@ -153,6 +157,21 @@ def test_a_transplant_moves_what_was_learned_and_nothing_else(tmp_path: Path, re
     assert {name: after.manifest[name] for name in clocks} == {name: before.manifest[name] for name in clocks}
     veldt.resume(ours.path, quiet=True, steps=300)
     assert ours.metrics[-1]["env_steps"] >= 300
+
+
+STAYS = ("mass", "demo_mass")  # priorities: they belong to the store
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "r2d3"])
+def test_every_array_that_a_run_saves_is_known_to_move_or_to_stay(recipe: str) -> None:
+    """Averages under a name that no copy knows would stay behind, and go on with the weights of another run."""
+    config = recipes.make(recipe, "Pendulum-v1" if recipe in ("apex-dpg", "qt-opt") else "CartPole-v1", runtime="inline")
+    with Inline().start(make_program(config, config.env_spec())) as nodes:
+        state = nodes.state()
+    found = [(node, name, x) for node, part in state.items() for name, x in part.items() if isinstance(x, np.ndarray)]
+    floats = [(node, name, is_learned(node, name, x)) for node, name, x in found if x.dtype.kind == "f" and x.size > 1]
+    assert any(learned for _, _, learned in floats)
+    assert [(node, name) for node, name, learned in floats if not learned and name not in STAYS] == []
 
 
 def test_a_run_that_made_no_update_takes_the_optimizer_too(tmp_path: Path) -> None:

@@ -259,8 +259,8 @@ class Fragile(Chain):
     def step(self, action: Any) -> Any:
         Fragile.taken += 1
         if Fragile.taken == Fragile.ends:
-            if self.hangs:
-                time.sleep(60)
+            for _ in range(60 if self.hangs else 0):
+                time.sleep(1)  # a signal that comes just before a sleep does not wake it
             raise ZeroDivisionError("the bridge is out")
         return super().step(action)
 
